@@ -1,0 +1,1 @@
+//! Benchmarks of the CPU back end; see the `[[bench]]` targets.

@@ -1,0 +1,282 @@
+//! What the operation is asked to compute: tensors, gate, step size, states.
+
+use crate::error::InputError;
+use crate::tensor::{Dtype, TensorView};
+
+/// Which delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// Kimi Delta Attention: a decay per key channel.
+    Kda,
+    /// Gated DeltaNet: a decay per head.
+    Gdn,
+}
+
+impl std::fmt::Display for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Op::Kda => "kda",
+            Op::Gdn => "gdn",
+        })
+    }
+}
+
+/// Where the log decay comes from. `g` has shape `[B,T,HV,K]` for KDA and `[B,T,HV]` for GDN.
+#[derive(Clone, Debug)]
+pub enum Gate<'a> {
+    /// `g` itself, natural logarithm, at most 0.
+    Given(TensorView<'a>),
+    /// `g = -exp(a_log) * softplus(raw + dt_bias)`.
+    Softplus {
+        /// Gate input, shape of `g`.
+        raw: TensorView<'a>,
+        /// `[HV]`.
+        a_log: TensorView<'a>,
+        /// `[HV,K]` (KDA) or `[HV]` (GDN); absent means zero.
+        dt_bias: Option<TensorView<'a>>,
+    },
+    /// `g = bound * sigmoid(exp(a_log) * (raw + dt_bias))`, KDA only.
+    LowerBound {
+        /// Gate input, shape of `g`.
+        raw: TensorView<'a>,
+        /// `[HV]`; absent means `exp(a_log) = 1`.
+        a_log: Option<TensorView<'a>>,
+        /// `[HV,K]`; absent means zero.
+        dt_bias: Option<TensorView<'a>>,
+        /// The bound, below 0.
+        bound: f32,
+    },
+}
+
+/// Where the step size beta (`[B,T,HV]`) comes from.
+#[derive(Clone, Debug)]
+pub enum Beta<'a> {
+    /// beta itself.
+    Given(TensorView<'a>),
+    /// `beta = factor * sigmoid(logits)`; factor 2 allows negative eigenvalues.
+    Logits {
+        /// Logits, `[B,T,HV]`.
+        logits: TensorView<'a>,
+        /// 1 or 2.
+        factor: f32,
+    },
+}
+
+/// How a state is laid out in the caller's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum StateLayout {
+    /// `[N,HV,K,V]`.
+    #[default]
+    KFirst,
+    /// `[N,HV,V,K]`.
+    VFirst,
+}
+
+/// The inputs of one call: of the whole batch, or of what one PE holds of it.
+#[derive(Clone, Debug)]
+pub struct Inputs<'a> {
+    /// Which delta rule.
+    pub op: Op,
+    /// `[B,T,H,K]`.
+    pub q: TensorView<'a>,
+    /// `[B,T,H,K]`.
+    pub k: TensorView<'a>,
+    /// `[B,T,HV,V]`.
+    pub v: TensorView<'a>,
+    /// Log decay.
+    pub gate: Gate<'a>,
+    /// Step size.
+    pub beta: Beta<'a>,
+    /// Factor of q; absent means `K^-0.5`.
+    pub scale: Option<f32>,
+    /// Normalise the rows of q and k: `x / sqrt(sum(x^2) + 1e-6)`.
+    pub l2norm: bool,
+    /// f32 `[N,HV,K,V]` or `[N,HV,V,K]`; absent means zero.
+    /// On a PE of a context-parallel group: one row for each sequence that starts there.
+    pub initial_state: Option<TensorView<'a>>,
+    /// Layout of the initial and of the final state.
+    pub state_layout: StateLayout,
+}
+
+/// The sizes that follow from [`Inputs`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dims {
+    /// Batch.
+    pub b: usize,
+    /// Tokens per batch row.
+    pub t: usize,
+    /// Query/key heads.
+    pub h: usize,
+    /// Value heads, a multiple of `h`.
+    pub hv: usize,
+    /// Key channels.
+    pub k: usize,
+    /// Value channels.
+    pub v: usize,
+}
+
+impl Inputs<'_> {
+    /// Checks every rank, shape and element type that does not depend on a plan, and returns the sizes.
+    ///
+    /// # Errors
+    /// [`InputError`], which names the tensor, what was found and what is needed.
+    pub fn dims(&self) -> Result<Dims, InputError> {
+        let four = |name: &'static str, x: &TensorView<'_>| match *x.shape() {
+            [a, b, c, d] => Ok([a, b, c, d]),
+            _ => Err(InputError::Rank { name, shape: x.shape().to_vec(), want: 4 }),
+        };
+        let [b, t, h, k] = four("q", &self.q)?;
+        expect_shape("k", &self.k, &[b, t, h, k])?;
+        let [vb, vt, hv, v] = four("v", &self.v)?;
+        expect_shape("v", &self.v, &[b, t, hv, v])?;
+        debug_assert_eq!((vb, vt), (b, t));
+        if h == 0 || hv == 0 || hv % h != 0 {
+            return Err(InputError::Heads { h, hv });
+        }
+        for (name, x) in [("K", k), ("V", v)] {
+            if x == 0 || x > 256 || x % 16 != 0 {
+                return Err(InputError::HeadDim { name, found: x });
+            }
+        }
+        for (name, x) in [("k", &self.k), ("v", &self.v)] {
+            if x.dtype() != self.q.dtype() {
+                return Err(InputError::Dtype { name, found: x.dtype(), want: self.q.dtype().to_string() });
+            }
+        }
+        let dims = Dims { b, t, h, hv, k, v };
+        let g_shape: &[usize] = match self.op {
+            Op::Kda => &[b, t, hv, k],
+            Op::Gdn => &[b, t, hv],
+        };
+        let bias_shape: &[usize] = match self.op {
+            Op::Kda => &[hv, k],
+            Op::Gdn => &[hv],
+        };
+        match &self.gate {
+            Gate::Given(g) => expect_shape("g", g, g_shape)?,
+            Gate::Softplus { raw, a_log, dt_bias } => {
+                expect_shape("g_raw", raw, g_shape)?;
+                expect_f32("A_log", a_log, &[hv])?;
+                if let Some(bias) = dt_bias {
+                    expect_f32("dt_bias", bias, bias_shape)?;
+                }
+            }
+            Gate::LowerBound { raw, a_log, dt_bias, bound } => {
+                if self.op == Op::Gdn {
+                    return Err(InputError::LowerBoundGdn);
+                }
+                if !(bound.is_finite() && *bound < 0.0) {
+                    return Err(InputError::LowerBound { found: *bound });
+                }
+                expect_shape("g_raw", raw, g_shape)?;
+                if let Some(a_log) = a_log {
+                    expect_f32("A_log", a_log, &[hv])?;
+                }
+                if let Some(bias) = dt_bias {
+                    expect_f32("dt_bias", bias, bias_shape)?;
+                }
+            }
+        }
+        match &self.beta {
+            Beta::Given(beta) => expect_shape("beta", beta, &[b, t, hv])?,
+            Beta::Logits { logits, factor } => {
+                if *factor != 1.0 && *factor != 2.0 {
+                    return Err(InputError::BetaFactor { found: *factor });
+                }
+                expect_shape("beta", logits, &[b, t, hv])?;
+            }
+        }
+        if let Some(scale) = self.scale
+            && !scale.is_finite()
+        {
+            return Err(InputError::Scale { found: scale });
+        }
+        if let Some(h0) = &self.initial_state {
+            let [n, ..] = four("h0", h0)?;
+            let want = match self.state_layout {
+                StateLayout::KFirst => [n, hv, k, v],
+                StateLayout::VFirst => [n, hv, v, k],
+            };
+            expect_f32("h0", h0, &want)?;
+        }
+        Ok(dims)
+    }
+
+    /// Checks values: no NaN or infinity anywhere, and no positive `g`.
+    ///
+    /// # Errors
+    /// [`InputError::NonFinite`] or [`InputError::PositiveGate`] with the place of the first one.
+    pub fn check_values(&self, allow_nonfinite: bool) -> Result<(), InputError> {
+        let gate: Vec<(&'static str, &TensorView<'_>)> = match &self.gate {
+            Gate::Given(g) => vec![("g", g)],
+            Gate::Softplus { raw, a_log, dt_bias } => {
+                [Some(("g_raw", raw)), Some(("A_log", a_log)), dt_bias.as_ref().map(|b| ("dt_bias", b))].into_iter().flatten().collect()
+            }
+            Gate::LowerBound { raw, a_log, dt_bias, .. } => {
+                [Some(("g_raw", raw)), a_log.as_ref().map(|a| ("A_log", a)), dt_bias.as_ref().map(|b| ("dt_bias", b))]
+                    .into_iter()
+                    .flatten()
+                    .collect()
+            }
+        };
+        let beta = match &self.beta {
+            Beta::Given(x) | Beta::Logits { logits: x, .. } => x,
+        };
+        if !allow_nonfinite {
+            let h0 = self.initial_state.as_ref().map(|h| ("h0", h));
+            for (name, x) in [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", beta)].into_iter().chain(gate).chain(h0) {
+                if let Some(at) = first(x, |y| !y.is_finite()) {
+                    return Err(InputError::NonFinite { name, index: unravel(at, x.shape()), value: x.get(at) });
+                }
+            }
+        }
+        if let Gate::Given(g) = &self.gate
+            && let Some(at) = first(g, |y| y > 0.0)
+        {
+            return Err(InputError::PositiveGate { index: unravel(at, g.shape()), value: g.get(at) });
+        }
+        Ok(())
+    }
+
+    /// The factor of q.
+    pub fn scale_or_default(&self, dims: &Dims) -> f32 {
+        self.scale.unwrap_or_else(|| (dims.k as f32).powf(-0.5))
+    }
+
+    /// Element type of q, k, v and o.
+    pub fn dtype(&self) -> Dtype {
+        self.q.dtype()
+    }
+}
+
+fn expect_shape(name: &'static str, x: &TensorView<'_>, want: &[usize]) -> Result<(), InputError> {
+    if x.shape().len() != want.len() {
+        return Err(InputError::Rank { name, shape: x.shape().to_vec(), want: want.len() });
+    }
+    if x.shape() != want {
+        return Err(InputError::Shape { name, shape: x.shape().to_vec(), want: want.to_vec() });
+    }
+    Ok(())
+}
+
+fn expect_f32(name: &'static str, x: &TensorView<'_>, want: &[usize]) -> Result<(), InputError> {
+    expect_shape(name, x, want)?;
+    if x.dtype() != Dtype::F32 {
+        return Err(InputError::Dtype { name, found: x.dtype(), want: "f32".into() });
+    }
+    Ok(())
+}
+
+fn first(x: &TensorView<'_>, bad: impl Fn(f64) -> bool) -> Option<usize> {
+    (0..x.data().len()).find(|&i| bad(x.get(i)))
+}
+
+fn unravel(mut flat: usize, shape: &[usize]) -> Vec<usize> {
+    let mut index = vec![0; shape.len()];
+    for (i, &n) in index.iter_mut().zip(shape).rev() {
+        *i = flat % n;
+        flat /= n;
+    }
+    index
+}

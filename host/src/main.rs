@@ -1,0 +1,2 @@
+//! The `deltalink` command.
+fn main() {}
