@@ -1,1 +1,22 @@
-//! Kernels.
+//! The tile DSL and the KDA / Gated DeltaNet chunk kernels written in it.
+//!
+//! One source, two targets: a kernel is a plain function over a [`tile::Warpgroup`] and a Pod parameter
+//! struct ([`params`]). Its body is a sequence of collective tile operations with uniform control flow. On
+//! `nvptx64` an operation is each thread's share of it; on the CPU ([`tile::host`]) a warpgroup is a
+//! coroutine that performs the whole operation, and a barrier is a barrier.
+//!
+//! Kernels, in the order of a forward step: [`prep`], [`scan`], [`fixup`]. What differs between KDA and
+//! GDN is the type parameter [`gate::Gate`]. How summaries travel between PEs is [`protocol`] (rules) and
+//! [`comm`] (the rules applied inside a kernel).
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+
+pub mod comm;
+pub mod element;
+pub mod fixup;
+pub mod gate;
+pub mod math;
+pub mod params;
+pub mod prep;
+pub mod protocol;
+pub mod scan;
+pub mod tile;

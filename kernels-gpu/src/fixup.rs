@@ -1,0 +1,248 @@
+//! `fix_out`: what depends on other PEs. Merges the state before each segment that began elsewhere, and adds
+//! its share to the outputs.
+//!
+//! ```text
+//! S_in  = S of the sequence's first PE, then for each later one before this: S_in <- S + M S_in
+//! o     = o_local + q-tilde S_in
+//! S_out = S_own + M_own S_in                       where the sequence ends here
+//! ```
+//! Transposed as in the scan: S^T is `[64, K]` for a column block, M^T `[K, K]`, so S_new^T = S^T + S_in^T M^T.
+//!
+//! The only kernel that waits for other PEs (outside exact mode). Items come by ticket; the one that merges a
+//! column block precedes those that use its result, so a block only ever waits for blocks that already run.
+
+use crate::comm::{Port, STEP_FIX};
+use crate::element::{DtypeCode, Element};
+use crate::params::{Chunk, FixItem, FixParams, Matrix, NONE, Segment, StampKind, StepMode};
+use crate::scan::{own_columns, state_columns};
+use crate::tile::{Acc, BLOCK_COLUMNS, Shared, Warpgroup, share_of};
+
+/// Warpgroups in a block of the correction.
+pub const WARPGROUPS: usize = 2;
+
+/// Tiles of the block: the state; and of each warpgroup: a square of M or rows of q-tilde.
+struct Tiles<E> {
+    /// S_in^T, `[64,K]`.
+    state: Shared<f32>,
+    /// S_in^T as an operand.
+    operand: Shared<E>,
+    /// A `[64,64]` part of M^T.
+    m: Shared<E>,
+    /// A `[C,64]` part of q-tilde.
+    q_tilde: Shared<E>,
+}
+
+/// An item's place: which state, and which 64 columns of it.
+struct Place {
+    item: FixItem,
+    segment: Segment,
+    /// Row of the channel.
+    row: u32,
+    /// First column of V and number of columns.
+    first: usize,
+    count: usize,
+}
+
+/// Persistent grid: blocks take items by ticket until there are no more.
+pub fn fix_out<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams) {
+    let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
+    let tiles = Tiles::<E> {
+        state: wg.shared(BLOCK_COLUMNS, k),
+        operand: wg.shared(BLOCK_COLUMNS, k),
+        m: wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS),
+        q_tilde: wg.private(c, BLOCK_COLUMNS),
+    };
+    let m_dtype = DtypeCode::from_code(p.m_dtype);
+    let port = Port { channel: &p.channel, trace: &p.trace, step: STEP_FIX, m_dtype };
+    loop {
+        let ticket = wg.next_ticket(p.ticket);
+        if ticket >= p.items.len || !wg.sync_and(!port.trapped(wg)) {
+            return;
+        }
+        let item: FixItem = wg.read(p.items, ticket as usize);
+        let segment: Segment = wg.read(p.tables.segments, item.segment as usize);
+        let (first, count) = p.channel.layout.columns(item.block);
+        let row = segment.receive_lane * p.tables.sizes.hv + item.head;
+        let at = Place { item, segment, row, first: first as usize, count: count as usize };
+        let t = Tiles {
+            state: tiles.state.row_range(0, at.count),
+            operand: tiles.operand.row_range(0, at.count),
+            ..tiles
+        };
+        let ready = if item.merges != 0 { merge(wg, p, &port, &at, &t) } else { fetch(wg, p, &port, &at, &t) };
+        if !ready {
+            return;
+        }
+        let start = wg.clock();
+        correct(wg, p, &at, &t);
+        let end = wg.clock();
+        wg.stamp_block(&p.trace, StampKind::FixOut, [start, end], [item.head, item.first_chunk], 0);
+        if item.merges != 0 && segment.final_row != NONE && p.finals.is_present() {
+            final_state(wg, p, &at, &t);
+        }
+    }
+}
+
+/// Waits for the summaries of all PEs before this one, composes them, stores the state and tells the other
+/// blocks. False, on all warpgroups, if a summary did not arrive in time.
+fn merge<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
+    let layout = &p.channel.layout;
+    let source = |wg: &Warpgroup<'_>, i: u32| -> u32 { wg.read(p.tables.sources, (at.segment.first_source + i) as usize) };
+    for i in 0..at.segment.sources {
+        let from = source(wg, i);
+        // The first PE of a sequence sends its state, which is complete: no M.
+        let blocks = if i == 0 { layout.s_blocks() } else { layout.blocks() };
+        let needed = (layout.s_blocks()..blocks).chain([at.item.block]);
+        let mut arrived = true;
+        if wg.index() == 0 && p.channel.mode != StepMode::Bulk as u32 {
+            for block in needed {
+                arrived = arrived && port.receive(wg, from, at.row, block);
+            }
+        }
+        if !wg.sync_and(arrived) {
+            return false;
+        }
+        let start = wg.clock();
+        if i > 0 {
+            to_operand(wg, t);
+        }
+        let s = port.received(wg, from, at.row, at.item.block);
+        each_slab(wg, p, |wg, channel, width| {
+            let acc = compose(wg, p, t, s, i > 0, channel, width, |wg, block| port.received(wg, from, at.row, block));
+            acc.store(wg, t.state.columns(channel, width));
+        });
+        wg.sync_block();
+        let end = wg.clock();
+        wg.stamp_block(&p.trace, StampKind::Merge, [start, end], [at.item.head, at.item.block], 0);
+    }
+    to_operand(wg, t);
+    let (first, rows) = share_of(at.count, wg.count(), wg.index());
+    if rows > 0 {
+        wg.store(state_in(p, at).row_range(first, rows), t.state.row_range(first, rows));
+    }
+    // All of the state is stored, and all of the slots are read, before one warpgroup says so.
+    wg.sync_block();
+    if wg.index() == 0 {
+        port.publish_merged(wg, at.row, at.item.block);
+        let table = p.tables.sources;
+        let (first, count) = (at.segment.first_source, at.segment.sources);
+        port.finish_reading(wg, at.row, table, first, count);
+    }
+    true
+}
+
+/// The merged state `[count, K]` in global memory.
+fn state_in(p: &FixParams, at: &Place) -> Matrix {
+    let (k, v) = (p.tables.sizes.k as usize, p.tables.sizes.v as usize);
+    p.state_in.matrix((at.row as usize * v + at.first) * k, at.count, k, k, 1)
+}
+
+/// Takes the state that another block merged. False, on all warpgroups, if it did not come in time.
+fn fetch<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
+    let merged = wg.index() != 0 || port.await_merged(wg, at.row, at.item.block);
+    if !wg.sync_and(merged) {
+        return false;
+    }
+    let (first, rows) = share_of(at.count, wg.count(), wg.index());
+    if rows > 0 {
+        wg.load(t.operand.row_range(first, rows), state_in(p, at).row_range(first, rows));
+    }
+    wg.sync_block();
+    true
+}
+
+/// operand = state, rounded; between two block barriers.
+fn to_operand<E: Element>(wg: &mut Warpgroup<'_>, t: &Tiles<E>) {
+    wg.sync_block();
+    let (first, rows) = share_of(t.state.rows(), wg.count(), wg.index());
+    if rows > 0 {
+        wg.convert(t.operand.row_range(first, rows), t.state.row_range(first, rows), |_, _, x| x);
+    }
+    wg.sync_block();
+}
+
+/// Calls `f(channel, width)` for this warpgroup's slabs of K.
+fn each_slab(wg: &mut Warpgroup<'_>, p: &FixParams, mut f: impl FnMut(&mut Warpgroup<'_>, usize, usize)) {
+    let k = p.tables.sizes.k as usize;
+    let mut channel = wg.index() * BLOCK_COLUMNS;
+    while channel < k {
+        f(wg, channel, (k - channel).min(BLOCK_COLUMNS));
+        channel += wg.count() * BLOCK_COLUMNS;
+    }
+}
+
+/// Columns `channel ..` of s^T + operand M^T (without the product if `with_m` is false).
+#[allow(clippy::too_many_arguments)]
+fn compose<E: Element>(
+    wg: &mut Warpgroup<'_>,
+    p: &FixParams,
+    t: &Tiles<E>,
+    s: Matrix,
+    with_m: bool,
+    channel: usize,
+    width: usize,
+    m_block: impl Fn(&Warpgroup<'_>, u32) -> Matrix,
+) -> Acc {
+    let layout = &p.channel.layout;
+    let mut acc = Acc::zeros(t.state.rows(), width);
+    acc.add_global(s.columns(channel, width));
+    if with_m {
+        for block in layout.s_blocks()..layout.blocks() {
+            let (first, count) = layout.columns(block);
+            let (first, count) = (first as usize, count as usize);
+            let m = t.m.part(0, 0, count, width);
+            let source = m_block(wg, block).columns(channel, width);
+            wg.sync();
+            wg.load(m, source);
+            wg.sync();
+            acc.mma(wg, t.operand.columns(first, count), m);
+        }
+    }
+    acc
+}
+
+/// o = o_local + q-tilde S_in for the item's chunks, each warpgroup its own.
+fn correct<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>) {
+    let (c, k, v) = (t.q_tilde.rows(), p.tables.sizes.k as usize, p.tables.sizes.v as usize);
+    let hv = p.tables.sizes.hv as usize;
+    let mut index = wg.index() as u32;
+    while index < at.item.chunks {
+        let chunk_index = at.segment.first_chunk + at.item.first_chunk + index;
+        let chunk: Chunk = wg.read(p.tables.chunks, chunk_index as usize);
+        let token_head = chunk.token as usize * hv + at.item.head as usize;
+        let len = chunk.len as usize;
+        let mut o = Acc::zeros(at.count, c);
+        o.add_global(p.o_local.matrix(token_head * v + at.first, at.count, len, 1, hv * v));
+        let mut channel = 0;
+        while channel < k {
+            let width = (k - channel).min(BLOCK_COLUMNS);
+            let q_tilde = t.q_tilde.columns(0, width);
+            wg.sync();
+            wg.load(q_tilde, p.q_tilde.matrix(token_head * k + channel, len, width, hv * k, 1));
+            wg.sync();
+            o.mma(wg, t.operand.columns(channel, width), q_tilde.t());
+            channel += width;
+        }
+        o.store_global(wg, p.o.matrix(token_head * v + at.first, at.count, len, 1, hv * v));
+        index += wg.count() as u32;
+    }
+}
+
+/// S_out = S_own + M_own S_in into the caller's final states.
+fn final_state<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>) {
+    let layout = &p.channel.layout;
+    let own = |block| own_columns(layout, &p.own, at.row, block);
+    let target = state_columns(
+        &p.tables.sizes,
+        p.v_first != 0,
+        &p.finals,
+        at.segment.final_row,
+        at.item.head,
+        at.first,
+        at.count,
+    );
+    each_slab(wg, p, |wg, channel, width| {
+        let mut acc = compose(wg, p, t, own(at.item.block), true, channel, width, |_, block| own(block));
+        acc.store_global(wg, target.columns(channel, width));
+    });
+}

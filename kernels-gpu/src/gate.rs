@@ -1,0 +1,163 @@
+//! What differs between KDA (a decay per key channel) and GDN (a decay per head): a type parameter of the
+//! kernels. Formulas: the scores of a chunk are `sum_d x_id k_jd exp(G_id - G_jd)` for j <= i.
+
+use crate::element::Element;
+use crate::params::{GateForm, Matrix, PrepParams};
+use crate::tile::{Acc, Shared, Warpgroup, share_of};
+
+/// Tiles that the scores of one slab of key channels need.
+pub struct ScoreTiles<E> {
+    /// Accumulated scores of this warpgroup's rows against k, f32 `[C,C]`.
+    pub scores: Shared<f32>,
+    /// q or k of this slab, f32 `[C, slab]`.
+    pub left: Shared<f32>,
+    /// k of this slab, f32 `[C, slab]`.
+    pub right: Shared<f32>,
+    /// exp(g), f32 `[C, slab]` or `[C, 1]`.
+    pub decay: Shared<f32>,
+    /// Space for the left operand, this warpgroup's own, `[C, slab]`.
+    pub left_operand: Shared<E>,
+    /// Space for the right operand, the block's, `[C, slab]`.
+    pub right_operand: Shared<E>,
+}
+
+/// A delta rule's kind of decay.
+pub trait Gate: 'static {
+    /// Whether every key channel has its own decay.
+    const PER_CHANNEL: bool;
+
+    /// Columns of a decay tile for `channels` key channels.
+    #[inline(always)]
+    fn columns(channels: usize) -> usize {
+        if Self::PER_CHANNEL { channels } else { 1 }
+    }
+
+    /// The log decay of `rows` tokens from `token`, of value head `head` and the key channels from `channel`.
+    fn log_decay(p: &PrepParams, token: usize, rows: usize, head: usize, channel: usize, channels: usize) -> Matrix;
+
+    /// The gate's bias for the same head and channels, as a row.
+    fn bias(p: &PrepParams, head: usize, channel: usize, channels: usize) -> Option<Matrix>;
+
+    /// Adds this slab's share to the scores. Collective over the block: contains block barriers.
+    fn add_scores<E: Element>(wg: &mut Warpgroup<'_>, tiles: &ScoreTiles<E>);
+
+    /// What remains to be done with the scores after the last slab. Above the diagonal they are zero afterwards.
+    fn finish_scores(wg: &mut Warpgroup<'_>, scores: Shared<f32>, decay: Shared<f32>);
+
+    /// Loads exp(g) of the tokens and channels of `source`, a matrix of [`Gate::log_decay`], into `decay`; rows
+    /// of `decay` beyond the source become 1.
+    fn load_decay(
+        wg: &mut Warpgroup<'_>,
+        p: &PrepParams,
+        decay: Shared<f32>,
+        source: Matrix,
+        head: usize,
+        channel: usize,
+    ) {
+        let bias = Self::bias(p, head, channel, decay.cols());
+        let valid = source.rows;
+        if p.gate_form == GateForm::Given as u32 {
+            wg.load_map(decay, source, 1.0, |_, g| crate::math::exp(g));
+            return;
+        }
+        wg.load_map(decay, source, 1.0, |_, raw| raw);
+        wg.sync();
+        let a = if p.a_log.is_present() {
+            crate::math::exp(wg.scalar(p.a_log.matrix(head, 1, 1, 1, 1)))
+        } else {
+            1.0
+        };
+        if p.gate_form == GateForm::Softplus as u32 {
+            wg.map_with_row(decay, valid, bias, |raw, bias| crate::math::exp(-a * crate::math::softplus(raw + bias)));
+        } else {
+            let bound = p.bound;
+            wg.map_with_row(decay, valid, bias, |raw, bias| {
+                crate::math::exp(bound * crate::math::sigmoid(a * (raw + bias)))
+            });
+        }
+    }
+}
+
+/// Kimi Delta Attention.
+pub struct Kda;
+
+impl Gate for Kda {
+    const PER_CHANNEL: bool = true;
+
+    fn log_decay(p: &PrepParams, token: usize, rows: usize, head: usize, channel: usize, channels: usize) -> Matrix {
+        let (hv, k) = (p.tables.sizes.hv as usize, p.tables.sizes.k as usize);
+        p.g.matrix((token * hv + head) * k + channel, rows, channels, hv * k, 1)
+    }
+
+    fn bias(p: &PrepParams, head: usize, channel: usize, channels: usize) -> Option<Matrix> {
+        let k = p.tables.sizes.k as usize;
+        p.dt_bias.is_present().then(|| p.dt_bias.matrix(head * k + channel, 1, channels, k, 1))
+    }
+
+    /// Exponents must never be positive. Blocks off the diagonal split at the boundary between their rows and
+    /// columns, so that both factors are products of decays; the 16 x 16 diagonal blocks are summed with
+    /// running products, which need no quotient.
+    fn add_scores<E: Element>(wg: &mut Warpgroup<'_>, t: &ScoreTiles<E>) {
+        let c = t.left.rows();
+        wg.diagonal_scores(t.scores, t.left, t.right, t.decay);
+        let mut span = 16;
+        while span < c {
+            // Between the last reading of the operands and writing them anew.
+            wg.sync_block();
+            wg.scale_prefix(t.left_operand, t.left, t.decay, span);
+            let (first, own) = share_of(t.right.cols(), wg.count(), wg.index());
+            if own > 0 {
+                let (to, from) = (t.right_operand.columns(first, own), t.right.columns(first, own));
+                wg.scale_suffix(to, from, t.decay.columns(first, own), span);
+            }
+            wg.sync_block();
+            let mut first = 0;
+            while first < c {
+                let scores = t.scores.part(first + span, first, span, span);
+                let mut acc = Acc::load(wg, scores);
+                acc.mma(wg, t.left_operand.row_range(first + span, span), t.right_operand.row_range(first, span).t());
+                wg.sync();
+                acc.store(wg, scores);
+                first += 2 * span;
+            }
+            span *= 2;
+        }
+    }
+
+    fn finish_scores(_: &mut Warpgroup<'_>, _: Shared<f32>, _: Shared<f32>) {}
+}
+
+/// Gated DeltaNet.
+pub struct Gdn;
+
+impl Gate for Gdn {
+    const PER_CHANNEL: bool = false;
+
+    fn log_decay(p: &PrepParams, token: usize, rows: usize, head: usize, _: usize, _: usize) -> Matrix {
+        let hv = p.tables.sizes.hv as usize;
+        p.g.matrix(token * hv + head, rows, 1, hv, 1)
+    }
+
+    fn bias(p: &PrepParams, head: usize, _: usize, _: usize) -> Option<Matrix> {
+        p.dt_bias.is_present().then(|| p.dt_bias.matrix(head, 1, 1, 1, 1))
+    }
+
+    /// The decay does not depend on the channel: plain products now, the decay once at the end.
+    fn add_scores<E: Element>(wg: &mut Warpgroup<'_>, t: &ScoreTiles<E>) {
+        wg.sync_block();
+        wg.convert(t.left_operand, t.left, |_, _, x| x);
+        let (first, own) = share_of(t.right.cols(), wg.count(), wg.index());
+        if own > 0 {
+            wg.convert(t.right_operand.columns(first, own), t.right.columns(first, own), |_, _, x| x);
+        }
+        wg.sync_block();
+        let mut acc = Acc::load(wg, t.scores);
+        acc.mma(wg, t.left_operand, t.right_operand.t());
+        wg.sync();
+        acc.store(wg, t.scores);
+    }
+
+    fn finish_scores(wg: &mut Warpgroup<'_>, scores: Shared<f32>, decay: Shared<f32>) {
+        wg.scale_pairwise(scores, decay);
+    }
+}

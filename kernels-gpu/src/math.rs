@@ -1,0 +1,66 @@
+//! Scalar functions of the gates. `core` has no transcendental functions for a device, so they have one home.
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod target {
+    /// e^x.
+    #[inline(always)]
+    pub fn exp(x: f32) -> f32 {
+        x.exp()
+    }
+    /// ln(1 + x).
+    #[inline(always)]
+    pub fn ln_1p(x: f32) -> f32 {
+        x.ln_1p()
+    }
+    /// 1 / sqrt(x).
+    #[inline(always)]
+    pub fn rsqrt(x: f32) -> f32 {
+        1.0 / x.sqrt()
+    }
+}
+
+pub use target::{exp, ln_1p, rsqrt};
+
+/// Products of decays below this are set to zero: together with operands of ordinary size they are far
+/// below f32 rounding, and denormal numbers are slow on CPUs (GPUs flush them anyway).
+pub const TINY: f32 = 7.888_609e-31; // 2^-100
+
+/// `x`, or zero where it is tiny.
+#[inline(always)]
+pub fn flush(x: f32) -> f32 {
+    if x.abs() < TINY { 0.0 } else { x }
+}
+
+/// 1 / (1 + e^-x), without overflow.
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    let e = exp(-x.abs());
+    if x >= 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) }
+}
+
+/// ln(1 + e^x), without overflow.
+#[inline(always)]
+pub fn softplus(x: f32) -> f32 {
+    x.max(0.0) + ln_1p(exp(-x.abs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extremes_stay_finite() {
+        for x in [-1e4f32, -160.0, -1.0, 0.0, 1.0, 160.0, 1e4] {
+            assert!((0.0..=1.0).contains(&sigmoid(x)));
+            assert!(softplus(x).is_finite() && softplus(x) >= 0.0);
+        }
+        assert_eq!(softplus(200.0), 200.0);
+        assert!((f64::from(softplus(0.3)) - 0.3f64.exp().ln_1p()).abs() < 1e-7);
+        assert!((f64::from(sigmoid(-0.3)) - 1.0 / (1.0 + 0.3f64.exp())).abs() < 1e-7);
+    }
+
+    #[test]
+    fn nan_is_kept() {
+        assert!(flush(f32::NAN).is_nan() && sigmoid(f32::NAN).is_nan() && softplus(f32::NAN).is_nan());
+    }
+}

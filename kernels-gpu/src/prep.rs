@@ -1,0 +1,254 @@
+//! `prep`: everything inside a chunk that does not depend on the state (one block per chunk and value head).
+//!
+//! ```text
+//! e     = exp(g),  G = cumulative sum of g in the chunk
+//! Aqk   = scale * tril(sum_d q_id k_jd exp(G_id - G_jd))
+//! Akk   = beta_i * strict_tril(sum_d k_id k_jd exp(G_id - G_jd))
+//! A'    = (I + Akk)^-1 diag(beta)          v enters the scan as A' v, so prep never reads v
+//! w     = A' (k exp G)
+//! qg    = scale * q exp G,  kg = k exp(G_last - G),  decay = exp(G_last)
+//! ```
+//! Cumulative sums never appear: every factor is a product of decays, all at most 1, and can only underflow.
+//!
+//! Two warpgroups: the first computes what has k on the left, the second what has q. Channels go through in
+//! slabs of 64, so that the shared tiles do not grow with K.
+
+use crate::element::Element;
+use crate::gate::{Gate, ScoreTiles};
+use crate::math::sigmoid;
+use crate::params::{Chunk, Matrix, PrepParams, StampKind, Tensor};
+use crate::tile::{Acc, BLOCK_COLUMNS, Shared, Warpgroup, share_of};
+
+/// Warpgroups in a block of `prep`.
+pub const WARPGROUPS: usize = 2;
+
+/// Added to the sum of squares in the norm of q and k.
+const NORM_EPSILON: f32 = 1e-6;
+
+/// Floor of beta in A': a column of A' must stay invertible, so that a backward pass can take beta out again.
+const BETA_FLOOR: f32 = 1e-20;
+
+/// The grid: one block per chunk and value head, chunk by chunk.
+pub fn prep<G: Gate, E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams) {
+    let start = wg.clock();
+    let place = Place::of_block(wg, p);
+    let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
+    let slab = k.min(BLOCK_COLUMNS);
+    let tiles = Tiles {
+        k: wg.shared(c, slab),
+        q: wg.shared(c, slab),
+        decay: wg.shared(c, G::columns(slab)),
+        total: wg.shared(1, slab),
+        norms: [wg.shared(c, 1), wg.shared(c, 1)],
+        beta: wg.shared(c, 1),
+        beta_floored: wg.shared(c, 1),
+        right: wg.shared(c, slab),
+        left: wg.private(c, slab),
+        scores: wg.private(c, c),
+        a: wg.shared(c, c),
+    };
+    rows_and_steps(wg, p, &place, &tiles);
+    let mut channel = 0;
+    while channel < k {
+        let width = (k - channel).min(slab);
+        wg.sync_block();
+        load_slab::<G, E>(wg, p, &place, &tiles.narrow::<G>(width), channel);
+        wg.sync_block();
+        scores_of_slab::<G, E>(wg, p, &place, &tiles.narrow::<G>(width), channel);
+        channel += width;
+    }
+    wg.sync_block();
+    solve::<G, E>(wg, p, &place, &tiles);
+    wg.sync_block();
+    write_w::<G, E>(wg, p, &place, &tiles, slab);
+    let end = wg.clock();
+    wg.stamp_block(&p.trace, StampKind::Prep, [start, end], [place.head as u32, place.chunk as u32], 0);
+}
+
+/// Which chunk and head a block works on.
+struct Place {
+    chunk: usize,
+    token: usize,
+    len: usize,
+    head: usize,
+    qk_head: usize,
+}
+
+impl Place {
+    fn of_block(wg: &Warpgroup<'_>, p: &PrepParams) -> Self {
+        let (h, hv) = (p.tables.sizes.h as usize, p.tables.sizes.hv as usize);
+        let (chunk, head) = (wg.block() / hv, wg.block() % hv);
+        let Chunk { token, len } = wg.read(p.tables.chunks, chunk);
+        Self { chunk, token: token as usize, len: len as usize, head, qk_head: head / (hv / h) }
+    }
+
+    /// Rows of q or k, some channels.
+    fn rows(&self, p: &PrepParams, x: &Tensor, channel: usize, channels: usize) -> Matrix {
+        let (h, k) = (p.tables.sizes.h as usize, p.tables.sizes.k as usize);
+        x.matrix((self.token * h + self.qk_head) * k + channel, self.len, channels, h * k, 1)
+    }
+}
+
+/// Shared tiles; `left` and `scores` are each warpgroup's own.
+struct Tiles<E> {
+    k: Shared<f32>,
+    q: Shared<f32>,
+    /// exp(g).
+    decay: Shared<f32>,
+    /// exp(G_last).
+    total: Shared<f32>,
+    /// 1 / norm of the rows of k and of q.
+    norms: [Shared<f32>; 2],
+    beta: Shared<f32>,
+    beta_floored: Shared<f32>,
+    right: Shared<E>,
+    left: Shared<E>,
+    scores: Shared<f32>,
+    a: Shared<E>,
+}
+
+impl<E: Element> Tiles<E> {
+    /// The first `width` channels of each tile that has channels.
+    fn narrow<G: Gate>(&self, width: usize) -> Self {
+        Self {
+            k: self.k.columns(0, width),
+            q: self.q.columns(0, width),
+            decay: self.decay.columns(0, G::columns(width)),
+            total: self.total.columns(0, width),
+            right: self.right.columns(0, width),
+            left: self.left.columns(0, width),
+            ..*self
+        }
+    }
+}
+
+/// Whether this warpgroup has k on the left (the other one has q).
+fn has_k(wg: &Warpgroup<'_>) -> bool {
+    wg.index() == 0
+}
+
+/// What needs no slab: norms of whole rows, beta, empty scores.
+fn rows_and_steps<E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>) {
+    let (k, hv) = (p.tables.sizes.k as usize, p.tables.sizes.hv as usize);
+    let norm = t.norms[wg.index()];
+    if p.l2norm != 0 {
+        let source = if has_k(wg) { &p.k } else { &p.q };
+        wg.inverse_norms(norm, at.rows(p, source, 0, k), NORM_EPSILON);
+    } else {
+        wg.fill(norm, |_, _| 1.0);
+    }
+    wg.fill(t.scores, |_, _| 0.0);
+    if has_k(wg) {
+        let factor = p.beta_factor;
+        wg.load_map(t.beta, p.beta.matrix(at.token * hv + at.head, at.len, 1, hv, 1), 0.0, |_, x| {
+            if factor == 0.0 { x } else { factor * sigmoid(x) }
+        });
+        wg.sync();
+        wg.convert(t.beta_floored, t.beta, |_, _, x| if x < BETA_FLOOR { BETA_FLOOR } else { x });
+    }
+}
+
+/// Normalised rows of k (first warpgroup) and of q, scaled (second); both share the decays.
+fn load_slab<G: Gate, E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>, channel: usize) {
+    let (tile, source, scale) = if has_k(wg) { (t.k, &p.k, 1.0) } else { (t.q, &p.q, p.scale) };
+    wg.load(tile, at.rows(p, source, channel, tile.cols()));
+    wg.sync();
+    wg.scale_rows(tile, t.norms[wg.index()], scale);
+    if G::PER_CHANNEL || channel == 0 {
+        let (first, rows) = share_of(t.decay.rows(), wg.count(), wg.index());
+        if rows > 0 {
+            let valid = at.len.saturating_sub(first).min(rows);
+            let source = G::log_decay(p, at.token + first.min(at.len), valid, at.head, channel, t.decay.cols());
+            G::load_decay(wg, p, t.decay.row_range(first, rows), source, at.head, channel);
+        }
+    }
+}
+
+/// This slab's share of the scores, and its columns of qg, kg and decay.
+fn scores_of_slab<G: Gate, E: Element>(
+    wg: &mut Warpgroup<'_>,
+    p: &PrepParams,
+    at: &Place,
+    t: &Tiles<E>,
+    channel: usize,
+) {
+    let (c, width) = (t.k.rows(), t.k.cols());
+    let left_rows = if has_k(wg) { t.k } else { t.q };
+    G::add_scores(
+        wg,
+        &ScoreTiles {
+            scores: t.scores,
+            left: left_rows,
+            right: t.k,
+            decay: t.decay,
+            left_operand: t.left,
+            right_operand: t.right,
+        },
+    );
+    wg.sync();
+    if has_k(wg) {
+        wg.scale_suffix(t.left, t.k, t.decay, c);
+        wg.total_decay(t.total, t.decay);
+        wg.sync();
+        wg.store(p.records.kg(at.chunk, at.head).columns(channel, width), t.left);
+        wg.store(p.records.decay(at.chunk, at.head).columns(channel, width), t.total);
+    } else {
+        wg.scale_prefix(t.left, t.q, t.decay, c);
+        wg.sync();
+        wg.store(p.records.qg(at.chunk, at.head).columns(channel, width), t.left);
+    }
+}
+
+/// First warpgroup: A' from its scores. Second: its scores are Aqk.
+fn solve<G: Gate, E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>) {
+    G::finish_scores(wg, t.scores, t.decay);
+    wg.sync();
+    if has_k(wg) {
+        wg.scale_rows(t.scores, t.beta, 1.0);
+        wg.sync();
+        wg.invert_unit_lower(t.scores);
+        wg.sync();
+        let mut a = Acc::load(wg, t.scores);
+        a.scale_columns(wg, t.beta_floored.t());
+        a.store(wg, t.a);
+        wg.sync();
+        wg.store(p.records.a(at.chunk, at.head), t.a);
+    } else {
+        wg.store(p.records.aqk(at.chunk, at.head), t.scores);
+    }
+}
+
+/// w = A' (k exp G), each warpgroup for its own columns of every slab.
+fn write_w<G: Gate, E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>, slab: usize) {
+    let (c, k) = (t.k.rows(), p.tables.sizes.k as usize);
+    let mut channel = 0;
+    while channel < k {
+        let width = (k - channel).min(slab);
+        let (first, own) = share_of(width, wg.count(), wg.index());
+        let from = channel + first;
+        let kt = t.k.columns(first, own);
+        let decay = if G::PER_CHANNEL { t.decay.columns(first, own) } else { t.decay };
+        // With one slab, k and the decays are still there.
+        if own > 0 && k > slab {
+            wg.load(kt, at.rows(p, &p.k, from, own));
+            if G::PER_CHANNEL {
+                let source = G::log_decay(p, at.token, at.len, at.head, from, own);
+                G::load_decay(wg, p, decay, source, at.head, from);
+            }
+            wg.sync();
+            wg.scale_rows(kt, t.norms[0], 1.0);
+            wg.sync();
+        }
+        if own > 0 {
+            let operand = t.left.columns(0, own);
+            wg.scale_prefix(operand, kt, decay, c);
+            wg.sync();
+            let mut w = Acc::zeros(c, own);
+            w.mma(wg, t.a, operand);
+            w.store_global(wg, p.records.w(at.chunk, at.head).columns(from, own));
+        }
+        // The last slab may be narrower, and then its columns fall to other warpgroups.
+        wg.sync_block();
+        channel += width;
+    }
+}

@@ -1,0 +1,316 @@
+//! `scan_push`: walks a segment's chunks in order, and sends what later PEs need as soon as a head is done.
+//!
+//! Everything is transposed (V-first), so that a column block of the state is a contiguous block of rows:
+//! ```text
+//! R^T  = v^T A'^T - S^T w^T                R = v_new
+//! o^T  = S^T qg^T + R^T Aqk^T
+//! S^T <- S^T diag(decay) + R^T kg
+//! ```
+//! The transition M and q-tilde come from the same walk over K more columns: v = 0 and S = I at the start give
+//! o = q-tilde and S = M at the end. So a work item is a few column blocks of [S | M] of one head, and each
+//! warpgroup of a block walks one of them over operands that the block shares.
+//!
+//! Producers wait for nothing but a free slot, except in exact mode, where the state before the segment
+//! arrives first and there is no M.
+
+use crate::comm::{Port, STEP_SCAN, Targets};
+use crate::element::{DtypeCode, Element};
+use crate::params::{Chunk, Matrix, NONE, ScanItem, ScanParams, Segment, Sizes, StampKind, StepMode, Tensor};
+use crate::protocol::ChannelLayout;
+use crate::tile::{Acc, BLOCK_COLUMNS, Shared, Warpgroup, share_of};
+
+/// Most warpgroups in a block of the scan; fewer where shared memory does not suffice.
+pub const WARPGROUPS: usize = 2;
+
+/// Bytes of shared memory of a block with `warpgroups` warpgroups, operands of `element` bytes.
+pub fn shared_bytes(k: usize, chunk: usize, element: usize, warpgroups: usize) -> usize {
+    let tile = |elements: usize, size: usize| (elements * size).next_multiple_of(1024);
+    let operands = tile(chunk * k, element) + tile(chunk * chunk, element) + tile(k, 4);
+    let own =
+        tile(BLOCK_COLUMNS * k, 4) + tile(BLOCK_COLUMNS * k, element) + 2 * tile(chunk * BLOCK_COLUMNS, element);
+    operands + warpgroups * own
+}
+
+/// Tiles of the block (operands) and of each warpgroup (its columns of the state).
+struct Tiles<E> {
+    /// w, then qg, then kg, `[C,K]`.
+    operand: Shared<E>,
+    /// A', then Aqk, `[C,C]`.
+    square: Shared<E>,
+    /// exp(G_last), `[1,K]`.
+    decay: Shared<f32>,
+    /// S^T, `[64,K]`.
+    state: Shared<f32>,
+    /// S^T as an operand.
+    state_operand: Shared<E>,
+    /// v, `[C,64]`.
+    v: Shared<E>,
+    /// R^T as an operand, `[64,C]`.
+    r: Shared<E>,
+}
+
+/// One warpgroup's column block.
+#[derive(Clone, Copy)]
+struct Columns {
+    /// Number of the block over S blocks, then M blocks.
+    block: u32,
+    /// Whether it is of S (else of M).
+    is_state: bool,
+    /// First column within S or M.
+    first: usize,
+    /// Columns.
+    count: usize,
+}
+
+/// Persistent grid: blocks take items by ticket until there are no more.
+pub fn scan_push<E: Element>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
+    let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
+    let tiles = Tiles::<E> {
+        operand: wg.shared(c, k),
+        square: wg.shared(c, c),
+        decay: wg.shared(1, k),
+        state: wg.private(BLOCK_COLUMNS, k),
+        state_operand: wg.private(BLOCK_COLUMNS, k),
+        v: wg.private(c, BLOCK_COLUMNS),
+        r: wg.private(BLOCK_COLUMNS, c),
+    };
+    let m_dtype = DtypeCode::from_code(p.m_dtype);
+    let port = Port { channel: &p.channel, trace: &p.trace, step: STEP_SCAN, m_dtype };
+    let mut healthy = true;
+    loop {
+        let ticket = wg.next_ticket(p.ticket);
+        // A wait that expired anywhere on this PE ends the step: its outputs are void.
+        let go_on = healthy && !port.trapped(wg);
+        if ticket >= p.items.len || !wg.sync_and(go_on) {
+            return;
+        }
+        let start = wg.clock();
+        let item: ScanItem = wg.read(p.items, ticket as usize);
+        let segment: Segment = wg.read(p.tables.segments, item.segment as usize);
+        let columns = Columns::of(wg, p, &item);
+        let ready = match columns {
+            Some(columns) => initial_state(wg, p, &port, &item, &segment, columns, tiles.state),
+            None => true,
+        };
+        if !wg.sync_and(ready) {
+            return;
+        }
+        if let Some(columns) = columns {
+            to_operand(wg, &tiles, columns.count);
+        }
+        for index in 0..segment.chunks {
+            step(wg, p, &item, &segment, columns, &tiles, index);
+        }
+        let end = wg.clock();
+        wg.stamp_block(&p.trace, StampKind::Scan, [start, end], [item.head, item.first_block], 0);
+        if let Some(columns) = columns {
+            wg.sync();
+            healthy = hand_over(wg, p, &port, &item, &segment, columns, &tiles);
+        }
+    }
+}
+
+impl Columns {
+    fn of(wg: &Warpgroup<'_>, p: &ScanParams, item: &ScanItem) -> Option<Self> {
+        let layout = &p.channel.layout;
+        let block = item.first_block + wg.index() as u32;
+        ((wg.index() as u32) < item.blocks).then(|| {
+            let (first, count) = layout.columns(block);
+            Self { block, is_state: layout.is_state(block), first: first as usize, count: count as usize }
+        })
+    }
+
+    /// These rows of `tile`, which is `[64, ..]`.
+    fn rows<T: Element>(&self, tile: Shared<T>) -> Shared<T> {
+        tile.row_range(0, self.count)
+    }
+}
+
+/// S^T before the first chunk: 0, the initial state, the identity (for M), or, in exact mode, what arrives.
+fn initial_state(
+    wg: &mut Warpgroup<'_>,
+    p: &ScanParams,
+    port: &Port<'_>,
+    item: &ScanItem,
+    segment: &Segment,
+    columns: Columns,
+    state: Shared<f32>,
+) -> bool {
+    let state = columns.rows(state);
+    if !columns.is_state {
+        wg.fill(state, |r, c| if columns.first + r == c { 1.0 } else { 0.0 });
+    } else if segment.receive_lane != NONE && p.channel.mode == StepMode::Exact as u32 {
+        // The chain: only the nearest PE before this one sends, and its state is complete.
+        let row = segment.receive_lane * p.tables.sizes.hv + item.head;
+        let source: u32 = wg.read(p.tables.sources, (segment.first_source + segment.sources - 1) as usize);
+        if !port.receive(wg, source, row, columns.block) {
+            return false;
+        }
+        wg.load(state, port.received(wg, source, row, columns.block));
+        wg.sync();
+        port.finish_reading(wg, row, p.tables.sources, segment.first_source + segment.sources - 1, 1);
+    } else if segment.initial != NONE && p.initial.is_present() {
+        wg.load(state, caller_state(p, &p.initial, segment.initial, item.head, columns));
+    } else {
+        wg.fill(state, |_, _| 0.0);
+    }
+    true
+}
+
+/// Columns of a state in the caller's memory, as rows `[columns, K]`.
+fn caller_state(p: &ScanParams, states: &Tensor, row: u32, head: u32, columns: Columns) -> Matrix {
+    state_columns(&p.tables.sizes, p.v_first != 0, states, row, head, columns.first, columns.count)
+}
+
+/// Columns `first ..` of state `row` of head `head` in the caller's memory, as rows `[count, K]`.
+pub(crate) fn state_columns(
+    sizes: &Sizes,
+    v_first: bool,
+    states: &Tensor,
+    row: u32,
+    head: u32,
+    first: usize,
+    count: usize,
+) -> Matrix {
+    let (k, v) = (sizes.k as usize, sizes.v as usize);
+    let base = (row as usize * sizes.hv as usize + head as usize) * k * v;
+    if v_first { states.matrix(base + first * k, count, k, k, 1) } else { states.matrix(base + first, count, k, 1, v) }
+}
+
+fn to_operand<E: Element>(wg: &mut Warpgroup<'_>, t: &Tiles<E>, count: usize) {
+    wg.convert(t.state_operand.row_range(0, count), t.state.row_range(0, count), |_, _, x| x);
+}
+
+/// One chunk. The block's barriers are around the loads of the shared operands; all warpgroups take part in
+/// them, also those without columns in this item.
+fn step<E: Element>(
+    wg: &mut Warpgroup<'_>,
+    p: &ScanParams,
+    item: &ScanItem,
+    segment: &Segment,
+    columns: Option<Columns>,
+    t: &Tiles<E>,
+    index: u32,
+) {
+    let (chunk_index, head) = ((segment.first_chunk + index) as usize, item.head as usize);
+    let chunk: Chunk = wg.read(p.tables.chunks, chunk_index);
+    let (c, k, v) = (t.operand.rows(), t.operand.cols(), p.tables.sizes.v as usize);
+    let row = p.tables.sizes.hv as usize;
+    let token_head = chunk.token as usize * row + head;
+
+    // R^T = v^T A'^T - S^T w^T
+    if let Some(columns) = columns.filter(|columns| columns.is_state) {
+        let source = p.v.matrix(token_head * v + columns.first, chunk.len as usize, columns.count, row * v, 1);
+        wg.load(t.v.columns(0, columns.count), source);
+    }
+    load_operands(wg, t, p.records.w(chunk_index, head), Some(p.records.a(chunk_index, head)));
+    if let Some(columns) = columns {
+        let mut r = Acc::zeros(columns.count, c);
+        if columns.is_state {
+            r.mma(wg, t.v.columns(0, columns.count).t(), t.square.t());
+        }
+        r.mma_sub(wg, columns.rows(t.state_operand), t.operand.t());
+        r.store(wg, columns.rows(t.r));
+    }
+
+    // o^T = S^T qg^T + R^T Aqk^T
+    load_operands(wg, t, p.records.qg(chunk_index, head), Some(p.records.aqk(chunk_index, head)));
+    if let Some(columns) = columns {
+        let mut o = Acc::zeros(columns.count, c);
+        o.mma(wg, columns.rows(t.state_operand), t.operand.t());
+        o.mma(wg, columns.rows(t.r), t.square.t());
+        let (target, width) = if !columns.is_state {
+            (&p.q_tilde, k)
+        } else if segment.receive_lane != NONE && p.channel.mode != StepMode::Exact as u32 {
+            (&p.o_local, v)
+        } else {
+            (&p.o, v)
+        };
+        let start = token_head * width + columns.first;
+        o.store_global(wg, target.matrix(start, columns.count, chunk.len as usize, 1, row * width));
+    }
+
+    // S^T <- S^T diag(decay) + R^T kg, in slabs of K
+    load_operands(wg, t, p.records.kg(chunk_index, head), None);
+    if wg.index() == 0 {
+        wg.load(t.decay, p.records.decay(chunk_index, head));
+    }
+    wg.sync_block();
+    if let Some(columns) = columns {
+        let mut channel = 0;
+        while channel < k {
+            let width = (k - channel).min(BLOCK_COLUMNS);
+            let state = columns.rows(t.state).columns(channel, width);
+            let mut s = Acc::load(wg, state);
+            s.scale_columns(wg, t.decay.columns(channel, width));
+            s.mma(wg, columns.rows(t.r), t.operand.columns(channel, width));
+            wg.sync();
+            s.store(wg, state);
+            s.store(wg, columns.rows(t.state_operand).columns(channel, width));
+            channel += width;
+        }
+    }
+}
+
+/// Loads the block's operands, each warpgroup its share of the rows, between two barriers.
+fn load_operands<E: Element>(wg: &mut Warpgroup<'_>, t: &Tiles<E>, operand: Matrix, square: Option<Matrix>) {
+    wg.sync_block();
+    let (first, rows) = share_of(t.operand.rows(), wg.count(), wg.index());
+    if rows > 0 {
+        wg.load(t.operand.row_range(first, rows), operand.row_range(first, rows));
+        if let Some(square) = square {
+            wg.load(t.square.row_range(first, rows), square.row_range(first, rows));
+        }
+    }
+    wg.sync_block();
+}
+
+/// After the last chunk: the final state, or this PE's summary to those who need it. False if a slot did not
+/// become free in time.
+fn hand_over<E: Element>(
+    wg: &mut Warpgroup<'_>,
+    p: &ScanParams,
+    port: &Port<'_>,
+    item: &ScanItem,
+    segment: &Segment,
+    columns: Columns,
+    t: &Tiles<E>,
+) -> bool {
+    let state = columns.rows(t.state);
+    let mode = p.channel.mode;
+    let corrected_later = segment.receive_lane != NONE && mode != StepMode::Exact as u32;
+    if segment.final_row != NONE && p.finals.is_present() {
+        if corrected_later {
+            // The final state is S + M S_in: the correction needs this PE's own summary.
+            let row = segment.receive_lane * p.tables.sizes.hv + item.head;
+            wg.store(own_columns(&p.channel.layout, &p.own, row, columns.block), state);
+        } else {
+            wg.store(caller_state(p, &p.finals, segment.final_row, item.head, columns), state);
+        }
+    }
+    let (hv, head) = (p.tables.sizes.hv, item.head);
+    let all = Targets { table: p.tables.targets, first: segment.first_target, count: segment.targets, hv, head };
+    if segment.targets == 0 {
+        true
+    } else if mode == StepMode::Bulk as u32 {
+        port.stage(wg, all, segment.send_lane * hv + head, columns.block, state)
+    } else if mode == StepMode::Exact as u32 {
+        // The chain: only the nearest PE after this one needs the state.
+        port.push(wg, Targets { count: 1, ..all }, columns.block, state)
+    } else {
+        port.push(wg, all, columns.block, state)
+    }
+}
+
+/// This PE's own summary of one row in `own`: columns `[columns, K]` of S (then of M), f32.
+pub(crate) fn own_columns(layout: &ChannelLayout, own: &Tensor, row: u32, block: u32) -> Matrix {
+    let (first, count) = layout.columns(block);
+    let column = if layout.is_state(block) { first } else { layout.v + first };
+    let k = layout.k as usize;
+    own.matrix(row as usize * own_len(layout) + column as usize * k, count as usize, k, k, 1)
+}
+
+/// Elements of a PE's own summary of one row: S^T `[V,K]`, then M^T `[K,K]`, f32.
+pub const fn own_len(layout: &ChannelLayout) -> usize {
+    (layout.v as usize + layout.k as usize) * layout.k as usize
+}

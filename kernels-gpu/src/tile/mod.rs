@@ -1,0 +1,53 @@
+//! The tile DSL: shared tiles, register tiles, global matrices, and collective operations on them.
+//!
+//! Rules that kernels follow on both targets:
+//! * A block is one or more warpgroups that run the same body. Operations are collective over the
+//!   warpgroup that calls them; control flow around them is uniform within it.
+//! * A tile in shared memory may be read only after a barrier that follows its writes:
+//!   [`Warpgroup::sync`] suffices if the same warpgroup wrote it, [`Warpgroup::sync_block`] otherwise.
+//!   The same holds for writing what was read. Register tiles ([`Acc`]) need no barrier.
+//! * Every warpgroup of a block allocates the same shared tiles in the same order, before its work loop.
+//! * A shared tile's element type says how values are rounded when they are stored; products accumulate in f32.
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod host;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use host::{Acc, Shared, Warpgroup};
+
+/// Largest extent of a register tile in either direction.
+pub const ACC_MAX: usize = 64;
+/// Columns of [V | K] that one warpgroup of the scan owns; also the width of slabs of K.
+pub const BLOCK_COLUMNS: usize = 64;
+/// Shared memory that a block may use, in bytes (sm_90).
+pub const SHARED_BYTES: usize = 227 * 1024;
+/// Most warpgroups in a block.
+pub const MAX_WARPGROUPS: usize = 4;
+
+/// The share of `total` (a multiple of 16) that falls to part `index` of `parts`: start and length, both
+/// multiples of 16.
+pub const fn share_of(total: usize, parts: usize, index: usize) -> (usize, usize) {
+    let units = total / 16;
+    let (start, end) = (units * index / parts, units * (index + 1) / parts);
+    (start * 16, (end - start) * 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::share_of;
+
+    #[test]
+    fn shares_partition() {
+        for total in (0..=256).step_by(16) {
+            for parts in 1..=4 {
+                let mut next = 0;
+                for index in 0..parts {
+                    let (start, len) = share_of(total, parts, index);
+                    assert_eq!(start, next);
+                    assert_eq!(len % 16, 0);
+                    next = start + len;
+                }
+                assert_eq!(next, total);
+            }
+        }
+    }
+}
