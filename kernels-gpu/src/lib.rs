@@ -1,1 +1,3 @@
 //! Kernels.
+
+pub mod protocol;

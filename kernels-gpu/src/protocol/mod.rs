@@ -1,0 +1,208 @@
+//! How a state summary gets from the PE that computed it to the PEs that need it.
+//!
+//! # The algorithm
+//! A *channel* has, on every PE, two slots for each (source PE, row, block), and 64-bit words. Each operation on the
+//! channel has an *epoch*: 1 for the first, one more for the next, on every PE alike, whether or not any message flows.
+//! Epochs are never reset, so no word is ever cleared and a late message cannot be taken for an early one.
+//!
+//! * **Send** block `b` of row `r` to `d` in epoch `e`: the slot is that of `e`'s parity. Its previous content, of the
+//!   epoch the sender noted in `sent`, must have been read: wait until `ack[d, r] >= sent`. Write the payload; store
+//!   `signal[source, r, b] = e` at `d` with release; note `sent = e`. ([`before_write`], [`publish`])
+//! * **Receive**: wait until `signal[source, r, b] >= e`, with acquire; read the slot. ([`receive`])
+//! * **Acknowledge**: the blocks that read row `r` count themselves; the last stores `ack[d, r] = e` with release at every
+//!   source of that row. ([`finish_reading`])
+//!
+//! # Why it is right
+//! *No torn or early read*: a signal is stored after the payload with release and loaded with acquire. A signal beyond `e`
+//! means that the sender is ahead, and it did `e` first, in the order of its stream. *No overwrite*: a slot is written again
+//! only after an ack of its last epoch, which follows every read of it. Hence a sender is at most two messages ahead of a
+//! receiver. *No deadlock*: a sender waits only for reads of an earlier operation, a receiver only for the same
+//! operation of lower PEs (or higher ones, going backward), so by induction over (epoch, PE) every wait ends, provided that
+//! all PEs issue the same operations in the same order, and that the kernels of one operation end before those of
+//! the next start.
+//!
+//! # One protocol, several media
+//! The algorithm is written against [`Medium`]: threads, processes and GPUs supply the memory operations, and
+//! `tests/protocol_loom.rs` and `tests/protocol_shuttle.rs` run this very code under model checkers.
+//!
+//! On a GPU one thread of a block calls [`before_write`]; after a block barrier all of its threads store their part of the
+//! tile, and after another the first thread calls [`publish`]. The barriers extend the orderings given here to the whole
+//! block, since acquire and release are cumulative. The same holds for [`receive`] and [`finish_reading`].
+
+mod expired;
+mod layout;
+
+pub use expired::{Awaited, Expired, TrapRecord, Wait};
+pub use layout::{BLOCK_COLUMNS, ChannelLayout, LayoutError, SLOT_ALIGN, SLOTS, Slot, parity};
+
+/// The memory operations that the protocol is made of, as seen by one PE of one channel.
+///
+/// Words are numbered by [`ChannelLayout`]. Between PEs the orderings must hold at system scope.
+pub trait Medium {
+    /// This PE's number.
+    fn pe(&self) -> u32;
+
+    /// Loads one of this PE's own words with acquire ordering.
+    fn load_acquire(&self, word: usize) -> u64;
+
+    /// Stores to `word` of `pe` with release ordering: whoever loads `value` with acquire sees all that this PE wrote,
+    /// on `pe` or elsewhere, before.
+    fn store_release(&self, pe: u32, word: usize, value: u64);
+
+    /// Loads one of this PE's own words that no peer writes, without ordering.
+    fn load_local(&self, word: usize) -> u64;
+
+    /// Stores to one of this PE's own words that no peer writes, without ordering.
+    fn store_local(&self, word: usize, value: u64);
+
+    /// Adds 1 to one of this PE's own words, with acquire and release ordering among this PE's blocks, and returns the sum.
+    fn increment(&self, word: usize) -> u64;
+
+    /// Calls `poll`, which loads `wait.word`, until [`Wait::met_by`] its result or the medium's patience ends.
+    ///
+    /// # Errors
+    /// [`Expired`] when it gave up; [`Wait::expired`] fills it in.
+    fn wait(&self, wait: &Wait, poll: impl FnMut() -> u64) -> Result<(), Expired>;
+}
+
+/// One block of one row on its way from `source` to `dest`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Message {
+    /// Sending PE.
+    pub source: u32,
+    /// Receiving PE.
+    pub dest: u32,
+    /// Row (lane and value head).
+    pub row: u32,
+    /// Block of the row.
+    pub block: u32,
+    /// Epoch of the operation, from 1.
+    pub epoch: u64,
+}
+
+impl Message {
+    /// Where the message lies in the payload memory of `dest`.
+    pub const fn slot(&self, layout: &ChannelLayout) -> Slot {
+        layout.slot(self.source, parity(self.epoch), self.row, self.block)
+    }
+}
+
+/// Leave to write one message's slot; [`publish`] takes it back.
+#[must_use = "a message that was written must be published"]
+#[derive(Debug)]
+pub struct Writable(Message);
+
+impl Writable {
+    /// Where to write, in the payload memory of the message's `dest`.
+    pub const fn slot(&self, layout: &ChannelLayout) -> Slot {
+        self.0.slot(layout)
+    }
+}
+
+/// Waits until the slot of `message` may be written: until its last content was read. Normally it was, long ago.
+///
+/// # Errors
+/// [`Expired`] if the receiver did not acknowledge it within the medium's patience; the slot must not be written.
+pub fn before_write<M: Medium>(medium: &M, layout: &ChannelLayout, message: Message) -> Result<Writable, Expired> {
+    let Message { source, dest, row, block, epoch } = message;
+    debug_assert_eq!(source, medium.pe(), "only the source sends");
+    // No ordering: this PE's earlier kernels wrote it, and the end of a kernel orders its writes before the next kernel.
+    let sent = medium.load_local(layout.sent(dest, row, block, parity(epoch)));
+    debug_assert!(sent < epoch, "epoch {epoch} is sent after epoch {sent}");
+    if sent > 0 {
+        let word = layout.ack(dest, row);
+        let wait = Wait { awaited: Awaited::Ack, peer: dest, row, block, epoch: sent, word };
+        // Acquire, with the release of the ack in `finish_reading`: the receiver's reads of the old content come before
+        // the writes that follow here.
+        medium.wait(&wait, || medium.load_acquire(word))?;
+    }
+    Ok(Writable(message))
+}
+
+/// Tells the receiver that the slot is written.
+pub fn publish<M: Medium>(medium: &M, layout: &ChannelLayout, written: Writable) {
+    let Message { source, dest, row, block, epoch } = written.0;
+    // Release, with the acquire in `receive`: the payload is visible to whoever sees the signal.
+    medium.store_release(dest, layout.signal(source, row, block), epoch);
+    // No ordering: read by this PE's later kernels only, see `before_write`.
+    medium.store_local(layout.sent(dest, row, block, parity(epoch)), epoch);
+}
+
+/// Sends one message where a single thread does everything: waits for the slot, lets `write` fill it, publishes it.
+///
+/// # Errors
+/// [`Expired`] as for [`before_write`]; `write` was not called.
+pub fn push<M: Medium>(
+    medium: &M,
+    layout: &ChannelLayout,
+    message: Message,
+    write: impl FnOnce(Slot),
+) -> Result<(), Expired> {
+    let writable = before_write(medium, layout, message)?;
+    write(writable.slot(layout));
+    publish(medium, layout, writable);
+    Ok(())
+}
+
+/// Waits for `message` and returns where it lies in this PE's payload memory. The slot may be read until
+/// [`finish_reading`].
+///
+/// # Errors
+/// [`Expired`] if it did not arrive within the medium's patience; the slot must not be read.
+pub fn receive<M: Medium>(medium: &M, layout: &ChannelLayout, message: Message) -> Result<Slot, Expired> {
+    let Message { source, dest, row, block, epoch } = message;
+    debug_assert_eq!(dest, medium.pe(), "only the destination receives");
+    let word = layout.signal(source, row, block);
+    let wait = Wait { awaited: Awaited::Signal, peer: source, row, block, epoch, word };
+    // Acquire, with the release in `publish`: the payload's writes come before the reads that follow here.
+    medium.wait(&wait, || medium.load_acquire(word))?;
+    Ok(message.slot(layout))
+}
+
+/// Notes that one of the `readers` of `row` has read all it needs in this epoch. The last one lets every source write the
+/// row's slots again; returns whether this was it.
+///
+/// `readers` must be the same in all epochs in which the row is read (its count goes on over epochs), and `sources` are
+/// the PEs whose messages of this row and epoch were received.
+pub fn finish_reading<M: Medium>(
+    medium: &M,
+    layout: &ChannelLayout,
+    row: u32,
+    epoch: u64,
+    readers: u64,
+    sources: impl IntoIterator<Item = u32>,
+) -> bool {
+    // Release: this reader's reads come before the count. Acquire: the last one sees all counts, so that all readers'
+    // reads come before its acks.
+    if !medium.increment(layout.read_count(row)).is_multiple_of(readers) {
+        return false;
+    }
+    for source in sources {
+        // Release, with the acquire in `before_write`: all reads come before the sender's next writes.
+        medium.store_release(source, layout.ack(medium.pe(), row), epoch);
+    }
+    true
+}
+
+/// Tells this PE's other blocks that the initial state of `s_block` of `row` is merged and written.
+pub fn publish_merged<M: Medium>(medium: &M, layout: &ChannelLayout, row: u32, s_block: u32, epoch: u64) {
+    // Release, with the acquire in `await_merged`: the merged state is visible to whoever sees the flag.
+    medium.store_release(medium.pe(), layout.merged(row, s_block), epoch);
+}
+
+/// Waits for the block of this PE that merges the initial state of `s_block` of `row`.
+///
+/// # Errors
+/// [`Expired`] if that block did not finish within the medium's patience.
+pub fn await_merged<M: Medium>(
+    medium: &M,
+    layout: &ChannelLayout,
+    row: u32,
+    s_block: u32,
+    epoch: u64,
+) -> Result<(), Expired> {
+    let word = layout.merged(row, s_block);
+    let wait = Wait { awaited: Awaited::Merged, peer: medium.pe(), row, block: s_block, epoch, word };
+    // Acquire, with the release in `publish_merged`: the merged state's writes come before the reads that follow here.
+    medium.wait(&wait, || medium.load_acquire(word))
+}
