@@ -245,7 +245,7 @@ impl ChannelLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::string::ToString;
+    use std::string::{String, ToString};
     use std::vec::Vec;
     use std::{format, vec};
 
