@@ -136,6 +136,7 @@ impl TrapRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::string::ToString;
 
     fn wait(awaited: Awaited) -> Expired {
         Wait { awaited, peer: 1, row: 5, block: 2, epoch: 7, word: 40 }.expired(3, 9, 6, 10_002_345_678)

@@ -245,6 +245,9 @@ impl ChannelLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::string::{String, ToString};
+    use std::vec::Vec;
+    use std::{format, vec};
 
     fn layouts() -> impl Iterator<Item = ChannelLayout> {
         let sizes =
