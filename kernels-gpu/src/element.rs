@@ -37,6 +37,8 @@ impl DtypeCode {
 pub trait Element: Copy + Send + Sync + 'static {
     /// The type's number in launch parameters.
     const CODE: DtypeCode;
+    /// Whether this is f32, so that a tile of accumulated values serves as an operand without a rounded copy.
+    const WIDE: bool = matches!(Self::CODE, DtypeCode::F32);
     /// `x` rounded to this type (nearest, ties to even) and widened again.
     fn round(x: f32) -> f32;
 }

@@ -48,6 +48,7 @@ pub fn fix_out<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams) {
     let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
     let tiles = Tiles::<E> {
         state: wg.shared(BLOCK_COLUMNS, k),
+        // A copy also for f32: one warpgroup still reads it while another stores its part of the next state.
         operand: wg.shared(BLOCK_COLUMNS, k),
         m: wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS),
         q_tilde: wg.private(c, BLOCK_COLUMNS),
@@ -156,7 +157,7 @@ fn to_operand<E: Element>(wg: &mut Warpgroup<'_>, t: &Tiles<E>) {
     wg.sync_block();
     let (first, rows) = share_of(t.state.rows(), wg.count(), wg.index());
     if rows > 0 {
-        wg.convert(t.operand.row_range(first, rows), t.state.row_range(first, rows), |_, _, x| x);
+        wg.convert(t.operand.row_range(first, rows), t.state.row_range(first, rows), |x| x);
     }
     wg.sync_block();
 }

@@ -57,10 +57,10 @@ pub trait Gate: 'static {
         let bias = Self::bias(p, head, channel, decay.cols());
         let valid = source.rows;
         if p.gate_form == GateForm::Given as u32 {
-            wg.load_map(decay, source, 1.0, |_, g| crate::math::exp(g));
+            wg.load_map(decay, source, 1.0, |g| crate::math::exp(g));
             return;
         }
-        wg.load_map(decay, source, 1.0, |_, raw| raw);
+        wg.load_map(decay, source, 1.0, |raw| raw);
         wg.sync();
         let a = if p.a_log.is_present() {
             crate::math::exp(wg.scalar(p.a_log.matrix(head, 1, 1, 1, 1)))
@@ -145,10 +145,10 @@ impl Gate for Gdn {
     /// The decay does not depend on the channel: plain products now, the decay once at the end.
     fn add_scores<E: Element>(wg: &mut Warpgroup<'_>, t: &ScoreTiles<E>) {
         wg.sync_block();
-        wg.convert(t.left_operand, t.left, |_, _, x| x);
+        wg.convert(t.left_operand, t.left, |x| x);
         let (first, own) = share_of(t.right.cols(), wg.count(), wg.index());
         if own > 0 {
-            wg.convert(t.right_operand.columns(first, own), t.right.columns(first, own), |_, _, x| x);
+            wg.convert(t.right_operand.columns(first, own), t.right.columns(first, own), |x| x);
         }
         wg.sync_block();
         let mut acc = Acc::load(wg, t.scores);

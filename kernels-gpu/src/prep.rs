@@ -140,11 +140,11 @@ fn rows_and_steps<E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place
     wg.fill(t.scores, |_, _| 0.0);
     if has_k(wg) {
         let factor = p.beta_factor;
-        wg.load_map(t.beta, p.beta.matrix(at.token * hv + at.head, at.len, 1, hv, 1), 0.0, |_, x| {
+        wg.load_map(t.beta, p.beta.matrix(at.token * hv + at.head, at.len, 1, hv, 1), 0.0, |x| {
             if factor == 0.0 { x } else { factor * sigmoid(x) }
         });
         wg.sync();
-        wg.convert(t.beta_floored, t.beta, |_, _, x| if x < BETA_FLOOR { BETA_FLOOR } else { x });
+        wg.convert(t.beta_floored, t.beta, |x| if x < BETA_FLOOR { BETA_FLOOR } else { x });
     }
 }
 

@@ -26,8 +26,8 @@ pub const WARPGROUPS: usize = 2;
 pub fn shared_bytes(k: usize, chunk: usize, element: usize, warpgroups: usize) -> usize {
     let tile = |elements: usize, size: usize| (elements * size).next_multiple_of(1024);
     let operands = tile(chunk * k, element) + tile(chunk * chunk, element) + tile(k, 4);
-    let own =
-        tile(BLOCK_COLUMNS * k, 4) + tile(BLOCK_COLUMNS * k, element) + 2 * tile(chunk * BLOCK_COLUMNS, element);
+    let rounded_state = if element == 4 { 0 } else { tile(BLOCK_COLUMNS * k, element) };
+    let own = tile(BLOCK_COLUMNS * k, 4) + rounded_state + 2 * tile(chunk * BLOCK_COLUMNS, element);
     operands + warpgroups * own
 }
 
@@ -65,12 +65,13 @@ struct Columns {
 /// Persistent grid: blocks take items by ticket until there are no more.
 pub fn scan_push<E: Element>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
     let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
+    let state = wg.private(BLOCK_COLUMNS, k);
     let tiles = Tiles::<E> {
         operand: wg.shared(c, k),
         square: wg.shared(c, c),
         decay: wg.shared(1, k),
-        state: wg.private(BLOCK_COLUMNS, k),
-        state_operand: wg.private(BLOCK_COLUMNS, k),
+        state,
+        state_operand: wg.private_operand(state),
         v: wg.private(c, BLOCK_COLUMNS),
         r: wg.private(BLOCK_COLUMNS, c),
     };
@@ -96,7 +97,8 @@ pub fn scan_push<E: Element>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
             return;
         }
         if let Some(columns) = columns {
-            to_operand(wg, &tiles, columns.count);
+            wg.sync();
+            wg.to_operand(columns.rows(tiles.state_operand), columns.rows(tiles.state));
         }
         for index in 0..segment.chunks {
             step(wg, p, &item, &segment, columns, &tiles, index);
@@ -177,10 +179,6 @@ pub(crate) fn state_columns(
     if v_first { states.matrix(base + first * k, count, k, k, 1) } else { states.matrix(base + first, count, k, 1, v) }
 }
 
-fn to_operand<E: Element>(wg: &mut Warpgroup<'_>, t: &Tiles<E>, count: usize) {
-    wg.convert(t.state_operand.row_range(0, count), t.state.row_range(0, count), |_, _, x| x);
-}
-
 /// One chunk. The block's barriers are around the loads of the shared operands; all warpgroups take part in
 /// them, also those without columns in this item.
 fn step<E: Element>(
@@ -246,7 +244,9 @@ fn step<E: Element>(
             s.mma(wg, columns.rows(t.r), t.operand.columns(channel, width));
             wg.sync();
             s.store(wg, state);
-            s.store(wg, columns.rows(t.state_operand).columns(channel, width));
+            if !E::WIDE {
+                s.store(wg, columns.rows(t.state_operand).columns(channel, width));
+            }
             channel += width;
         }
     }

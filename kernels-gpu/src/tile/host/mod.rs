@@ -90,13 +90,12 @@ impl<E: Element> Shared<E> {
     /// The transpose.
     #[inline(always)]
     pub fn t(&self) -> Self {
-        Self {
-            rows: self.cols,
-            cols: self.rows,
-            row_stride: self.col_stride,
-            col_stride: self.row_stride,
-            ..*self
-        }
+        Self { rows: self.cols, cols: self.rows, row_stride: self.col_stride, col_stride: self.row_stride, ..*self }
+    }
+
+    fn retype<F>(&self) -> Shared<F> {
+        let Self { base, rows, cols, row_stride, col_stride, .. } = *self;
+        Shared { base, rows, cols, row_stride, col_stride, element: PhantomData }
     }
 }
 
@@ -152,6 +151,11 @@ impl<'a> Warpgroup<'a> {
     /// A tile that the whole block shares. Every warpgroup calls this in the same order.
     pub fn shared<E: Element>(&mut self, rows: usize, cols: usize) -> Shared<E> {
         self.allocate(rows, cols, 1, 0)
+    }
+
+    /// A tile for the operand copy of `wide`, which is this warpgroup's own: `wide` itself if operands are f32.
+    pub fn private_operand<E: Element>(&mut self, wide: Shared<f32>) -> Shared<E> {
+        if E::WIDE { wide.retype() } else { self.private(wide.rows, wide.cols) }
     }
 
     /// A tile of this warpgroup's own. Every warpgroup calls this in the same order.

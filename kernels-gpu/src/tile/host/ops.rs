@@ -63,11 +63,11 @@ impl Warpgroup<'_> {
 
     /// Loads `source` into `tile`; where the tile is larger it becomes zero.
     pub fn load<E: Element>(&mut self, tile: Shared<E>, source: Matrix) {
-        self.load_map(tile, source, 0.0, |_, x| x);
+        self.load_map(tile, source, 0.0, |x| x);
     }
 
-    /// tile(r, c) = f(r, source(r, c)), and `fill` where the tile is larger than the source.
-    pub fn load_map<E: Element>(&mut self, tile: Shared<E>, source: Matrix, fill: f32, f: impl Fn(usize, f32) -> f32) {
+    /// tile(r, c) = f(source(r, c)), and `fill` where the tile is larger than the source.
+    pub fn load_map<E: Element>(&mut self, tile: Shared<E>, source: Matrix, fill: f32, f: impl Fn(f32) -> f32) {
         if source.rows > tile.rows || source.cols > tile.cols {
             raise(FaultKind::Shapes { op: "load", shapes: vec![[tile.rows, tile.cols], [source.rows, source.cols]] });
         }
@@ -80,7 +80,7 @@ impl Warpgroup<'_> {
                     // SAFETY: inside the tensor, as just checked; the launcher vouches for tensor and type. See `at`.
                     unsafe {
                         let x = base.wrapping_add(r * source.row_stride + c * source.col_stride).read();
-                        self.at(&tile, r, c).write(E::round(f(r, x.widen())));
+                        self.at(&tile, r, c).write(E::round(f(x.widen())));
                     }
                 }
             }
@@ -131,12 +131,20 @@ impl Warpgroup<'_> {
         }
     }
 
-    /// Copies a tile, rounded to the destination's type, each element through `f(r, c, x)`.
+    /// Rounds accumulated values into their operand copy; nothing to do if `wide` is the operand itself
+    /// ([`Warpgroup::private_operand`]).
+    pub fn to_operand<E: Element>(&mut self, operand: Shared<E>, wide: Shared<f32>) {
+        if !E::WIDE {
+            self.convert(operand, wide, |x| x);
+        }
+    }
+
+    /// Copies a tile, rounded to the destination's type, each element through `f`.
     pub fn convert<E: Element, F: Element>(
         &mut self,
         to: Shared<E>,
         from: Shared<F>,
-        f: impl Fn(usize, usize, f32) -> f32,
+        f: impl Fn(f32) -> f32,
     ) {
         Self::same_shape("convert", [to.rows, to.cols], [from.rows, from.cols]);
         self.log_read(&from);
@@ -144,7 +152,7 @@ impl Warpgroup<'_> {
         for r in 0..to.rows {
             for c in 0..to.cols {
                 // SAFETY: see `at`.
-                unsafe { self.at(&to, r, c).write(E::round(f(r, c, self.at(&from, r, c).read()))) };
+                unsafe { self.at(&to, r, c).write(E::round(f(self.at(&from, r, c).read()))) };
             }
         }
     }

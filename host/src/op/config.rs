@@ -1,0 +1,87 @@
+//! How an operation is to be run.
+
+use crate::tensor::Dtype;
+
+/// How the PEs exchange summaries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// One pass; each head's summary leaves from inside the scan, outputs are corrected when it has arrived.
+    #[default]
+    Overlap,
+    /// The same kernels, with the exchange between two launches: what overlap is measured against.
+    Bulk,
+    /// The state arrives first, then the scan starts from it: bitwise the result of one PE if all cuts are
+    /// at multiples of the chunk length from the start of their sequence.
+    Exact,
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Mode::Overlap => "overlap",
+            Mode::Bulk => "bulk",
+            Mode::Exact => "exact",
+        })
+    }
+}
+
+/// Element type of the transition M on the wire. States always travel as f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MWire {
+    /// bf16 for bf16 and f16 tensors, which it does not make less exact; f32 for f32 tensors, which it would.
+    #[default]
+    Auto,
+    /// bf16.
+    Bf16,
+    /// f32.
+    F32,
+}
+
+impl MWire {
+    /// The type for tensors of type `dtype`.
+    pub fn resolve(self, dtype: Dtype) -> Dtype {
+        match (self, dtype) {
+            (MWire::F32, _) | (MWire::Auto, Dtype::F32) => Dtype::F32,
+            (MWire::Bf16, _) | (MWire::Auto, _) => Dtype::Bf16,
+        }
+    }
+}
+
+/// Options of an operation; the same on all PEs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// How the PEs exchange summaries.
+    pub mode: Mode,
+    /// Chunk length: 16, 32 or 64.
+    pub chunk: usize,
+    /// Element type of M on the wire.
+    pub m_wire: MWire,
+    /// Whether to return the state after each sequence.
+    pub final_state: bool,
+    /// Check what hardware cannot: barriers, bounds, unwritten outputs. Slow.
+    pub checked: bool,
+    /// Compute with NaN and infinity instead of refusing them.
+    pub allow_nonfinite: bool,
+    /// Threads of each PE's executor; absent means the machine's cores over the PEs.
+    pub workers: Option<usize>,
+    /// Whether to record a timeline.
+    pub trace: bool,
+}
+
+impl Default for Config {
+    /// Overlap, chunks of 64, final states, nothing else.
+    fn default() -> Self {
+        Self {
+            mode: Mode::Overlap,
+            chunk: 64,
+            m_wire: MWire::Auto,
+            final_state: true,
+            checked: false,
+            allow_nonfinite: false,
+            workers: None,
+            trace: false,
+        }
+    }
+}
