@@ -272,7 +272,8 @@ fn first(x: &TensorView<'_>, bad: impl Fn(f64) -> bool) -> Option<usize> {
     (0..x.data().len()).find(|&i| bad(x.get(i)))
 }
 
-fn unravel(mut flat: usize, shape: &[usize]) -> Vec<usize> {
+/// The index in `shape` of element `flat` of its row-major order.
+pub(crate) fn unravel(mut flat: usize, shape: &[usize]) -> Vec<usize> {
     let mut index = vec![0; shape.len()];
     for (i, &n) in index.iter_mut().zip(shape).rev() {
         *i = flat % n;

@@ -1,0 +1,250 @@
+//! The inputs, widened to f64 and with everything done that happens once per token and needs no state.
+
+use std::ops::Range;
+
+use crate::error::InputError;
+use crate::inputs::{Beta, Dims, Gate, Inputs, Op, StateLayout};
+use crate::tensor::TensorView;
+
+/// The tokens `start..end` of one sequence, counted over the flattened `[B*T]` tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// First token.
+    pub start: usize,
+    /// One past the last token; equal to `start` for an empty sequence.
+    pub end: usize,
+}
+
+impl Sequence {
+    /// The tokens as a range.
+    pub fn tokens(&self) -> Range<usize> {
+        self.start..self.end
+    }
+}
+
+/// The inputs do not describe a computation.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // the messages say what each field is
+pub enum ProblemError {
+    #[error(transparent)]
+    Input(#[from] InputError),
+    #[error("cu_seqlens is given and B = {b}; packed sequences need B = 1, with all tokens in one row")]
+    PackedBatch { b: usize },
+    #[error("cu_seqlens is {found:?}; it must start at 0, never decrease and end at T = {t}")]
+    CuSeqlens { found: Vec<usize>, t: usize },
+    #[error("h0 has {found} rows, there are {want} sequences; it needs one row per sequence")]
+    StateRows { found: usize, want: usize },
+}
+
+/// A problem in f64: q and k normalised if asked, gate and beta activated, initial states K-first.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// Which delta rule.
+    pub op: Op,
+    /// Sizes.
+    pub dims: Dims,
+    /// Factor of q.
+    pub scale: f64,
+    /// The sequences, in order: the packed ones, or one per batch row.
+    pub sequences: Vec<Sequence>,
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    g: Vec<f64>,
+    beta: Vec<f64>,
+    h0: Option<Vec<f64>>,
+}
+
+impl Problem {
+    /// Widens and activates `inputs`. `cu_seqlens` (`[N+1]`, B = 1) packs N sequences into one row; without it every batch
+    /// row is a sequence.
+    ///
+    /// # Errors
+    /// [`ProblemError`], if shapes, types, `cu_seqlens` or the number of initial states do not fit together.
+    pub fn new(inputs: &Inputs<'_>, cu_seqlens: Option<&[usize]>) -> Result<Self, ProblemError> {
+        let dims = inputs.dims()?;
+        let sequences = sequences(&dims, cu_seqlens)?;
+        if let Some(h0) = &inputs.initial_state
+            && h0.shape()[0] != sequences.len()
+        {
+            return Err(ProblemError::StateRows { found: h0.shape()[0], want: sequences.len() });
+        }
+        let mut q = inputs.q.to_f64();
+        let mut k = inputs.k.to_f64();
+        if inputs.l2norm {
+            normalise_rows(&mut q, dims.k);
+            normalise_rows(&mut k, dims.k);
+        }
+        Ok(Self {
+            op: inputs.op,
+            dims,
+            scale: inputs.scale.map_or_else(|| (dims.k as f64).powf(-0.5), f64::from),
+            sequences,
+            q,
+            k,
+            v: inputs.v.to_f64(),
+            g: log_decay(inputs.op, &inputs.gate, &dims),
+            beta: step_size(&inputs.beta),
+            h0: inputs.initial_state.as_ref().map(|h0| k_first(h0, inputs.state_layout, &dims)),
+        })
+    }
+
+    /// Query row `[K]` that value head `head` reads at `token`.
+    pub fn q(&self, token: usize, head: usize) -> &[f64] {
+        &self.q[self.shared_head(token, head) * self.dims.k..][..self.dims.k]
+    }
+
+    /// Key row `[K]` that value head `head` reads at `token`.
+    pub fn k(&self, token: usize, head: usize) -> &[f64] {
+        &self.k[self.shared_head(token, head) * self.dims.k..][..self.dims.k]
+    }
+
+    /// Value row `[V]`.
+    pub fn v(&self, token: usize, head: usize) -> &[f64] {
+        &self.v[(token * self.dims.hv + head) * self.dims.v..][..self.dims.v]
+    }
+
+    /// Natural-log decay of every key channel, `[K]`; GDN's single decay is repeated.
+    pub fn g(&self, token: usize, head: usize) -> &[f64] {
+        &self.g[(token * self.dims.hv + head) * self.dims.k..][..self.dims.k]
+    }
+
+    /// Step size.
+    pub fn beta(&self, token: usize, head: usize) -> f64 {
+        self.beta[token * self.dims.hv + head]
+    }
+
+    /// Initial state `[K,V]` of a sequence, zero if none was given.
+    pub fn initial_state(&self, sequence: usize, head: usize) -> Vec<f64> {
+        let size = self.dims.k * self.dims.v;
+        match &self.h0 {
+            Some(h0) => h0[(sequence * self.dims.hv + head) * size..][..size].to_vec(),
+            None => vec![0.0; size],
+        }
+    }
+
+    /// The sequence that owns `token` of the flattened tokens.
+    pub fn sequence_of(&self, token: usize) -> Option<usize> {
+        self.sequences.iter().position(|s| s.tokens().contains(&token))
+    }
+
+    /// Row of q and k: HV / H neighbouring value heads share one query/key head.
+    fn shared_head(&self, token: usize, head: usize) -> usize {
+        token * self.dims.h + head / (self.dims.hv / self.dims.h)
+    }
+}
+
+fn sequences(dims: &Dims, cu_seqlens: Option<&[usize]>) -> Result<Vec<Sequence>, ProblemError> {
+    let Some(cu) = cu_seqlens else {
+        return Ok((0..dims.b).map(|b| Sequence { start: b * dims.t, end: (b + 1) * dims.t }).collect());
+    };
+    if dims.b != 1 {
+        return Err(ProblemError::PackedBatch { b: dims.b });
+    }
+    if cu.first() != Some(&0) || cu.last() != Some(&dims.t) || !cu.is_sorted() {
+        return Err(ProblemError::CuSeqlens { found: cu.to_vec(), t: dims.t });
+    }
+    Ok(cu.windows(2).map(|w| Sequence { start: w[0], end: w[1] }).collect())
+}
+
+/// `x / sqrt(sum(x^2) + 1e-6)` of every row of length `width`.
+fn normalise_rows(x: &mut [f64], width: usize) {
+    for row in x.chunks_exact_mut(width) {
+        let norm = (row.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
+        row.iter_mut().for_each(|x| *x /= norm);
+    }
+}
+
+fn log_decay(op: Op, gate: &Gate<'_>, dims: &Dims) -> Vec<f64> {
+    // Channels of g and dt_bias per head; everything below is written for [..., HV, width].
+    let width = match op {
+        Op::Kda => dims.k,
+        Op::Gdn => 1,
+    };
+    let strength = |a_log: &TensorView<'_>, i: usize| a_log.get(i / width % dims.hv).exp();
+    let shifted = |raw: &TensorView<'_>, bias: &Option<TensorView<'_>>, i: usize| {
+        raw.get(i) + bias.as_ref().map_or(0.0, |b| b.get(i % (dims.hv * width)))
+    };
+    let activated = |i: usize| match gate {
+        Gate::Given(g) => g.get(i),
+        Gate::Softplus { raw, a_log, dt_bias } => -strength(a_log, i) * softplus(shifted(raw, dt_bias, i)),
+        Gate::LowerBound { raw, a_log, dt_bias, bound } => {
+            let strength = a_log.as_ref().map_or(1.0, |a_log| strength(a_log, i));
+            f64::from(*bound) * sigmoid(strength * shifted(raw, dt_bias, i))
+        }
+    };
+    let repeats = dims.k / width;
+    (0..dims.b * dims.t * dims.hv * width).flat_map(|i| std::iter::repeat_n(activated(i), repeats)).collect()
+}
+
+fn step_size(beta: &Beta<'_>) -> Vec<f64> {
+    match beta {
+        Beta::Given(beta) => beta.to_f64(),
+        Beta::Logits { logits, factor } => {
+            logits.to_f64().into_iter().map(|x| f64::from(*factor) * sigmoid(x)).collect()
+        }
+    }
+}
+
+fn k_first(state: &TensorView<'_>, layout: StateLayout, dims: &Dims) -> Vec<f64> {
+    let data = state.to_f64();
+    match layout {
+        StateLayout::KFirst => data,
+        StateLayout::VFirst => data
+            .chunks_exact(dims.v * dims.k)
+            .flat_map(|s| (0..dims.k * dims.v).map(|i| s[i % dims.v * dims.k + i / dims.v]))
+            .collect(),
+    }
+}
+
+/// `ln(1 + exp(x))` without overflow.
+fn softplus(x: f64) -> f64 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+/// `1 / (1 + exp(-x))` without overflow.
+fn sigmoid(x: f64) -> f64 {
+    let e = (-x.abs()).exp();
+    if x >= 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dims(b: usize, t: usize) -> Dims {
+        Dims { b, t, h: 1, hv: 2, k: 16, v: 16 }
+    }
+
+    #[test]
+    fn sequences_follow_batch_rows_or_cu_seqlens() {
+        let rows = sequences(&dims(2, 5), None).unwrap();
+        assert_eq!(rows, [Sequence { start: 0, end: 5 }, Sequence { start: 5, end: 10 }]);
+        let packed = sequences(&dims(1, 5), Some(&[0, 2, 2, 5])).unwrap();
+        assert_eq!(packed.iter().map(|s| s.end - s.start).collect::<Vec<_>>(), [2, 0, 3]);
+    }
+
+    #[test]
+    fn bad_cu_seqlens_are_refused() {
+        for cu in [&[][..], &[0, 4], &[1, 5], &[0, 3, 2, 5]] {
+            let error = sequences(&dims(1, 5), Some(cu)).unwrap_err();
+            assert!(matches!(error, ProblemError::CuSeqlens { t: 5, .. }), "{cu:?}: {error}");
+        }
+        assert_eq!(sequences(&dims(2, 5), Some(&[0, 5])), Err(ProblemError::PackedBatch { b: 2 }));
+    }
+
+    #[test]
+    fn v_first_states_are_transposed() {
+        let d = Dims { k: 3, v: 2, ..dims(1, 1) };
+        let data: [f32; 6] = [0., 1., 2., 10., 11., 12.]; // row v holds channels k
+        let view = TensorView::new(&[1, 1, 2, 3], &data[..]).unwrap();
+        assert_eq!(k_first(&view, StateLayout::VFirst, &d), [0., 10., 1., 11., 2., 12.]);
+    }
+
+    #[test]
+    fn activations_keep_their_tails() {
+        assert!((softplus(-800.0), sigmoid(-800.0)) == (0.0, 0.0) && softplus(800.0) == 800.0 && sigmoid(800.0) == 1.0);
+        assert!((softplus(-40.0) / (-40.0f64).exp() - 1.0).abs() < 1e-15);
+        assert!((sigmoid(1.5) + sigmoid(-1.5) - 1.0).abs() < 1e-15);
+    }
+}
