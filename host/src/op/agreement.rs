@@ -1,0 +1,59 @@
+//! Whether all PEs are about to do the same.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Config, OpError};
+use crate::inputs::{Dims, Inputs, StateLayout};
+use crate::plan::Plan;
+use crate::world::Pe;
+
+/// What must be equal on all PEs, as names and values for the message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Agreement {
+    fields: Vec<(String, String)>,
+}
+
+impl Agreement {
+    pub fn new(plan: &Plan, inputs: &Inputs<'_>, dims: &Dims, config: &Config) -> Self {
+        let field = |name: &str, value: String| (name.to_owned(), value);
+        let states = match inputs.state_layout {
+            StateLayout::KFirst => "K-first",
+            StateLayout::VFirst => "V-first",
+        };
+        Self {
+            fields: vec![
+                field("the version of deltalink", env!("CARGO_PKG_VERSION").to_owned()),
+                field("op", inputs.op.to_string()),
+                field("H", dims.h.to_string()),
+                field("HV", dims.hv.to_string()),
+                field("K", dims.k.to_string()),
+                field("V", dims.v.to_string()),
+                field("the element type", inputs.dtype().to_string()),
+                field("the mode", config.mode.to_string()),
+                field("the chunk length", config.chunk.to_string()),
+                field("the type of M on the wire", config.m_wire.resolve(inputs.dtype()).to_string()),
+                field("the layout of states", states.to_owned()),
+                field("the cuts", format!("{:?}", plan.cuts)),
+                field("the sequences", format!("{:?}", plan.layout)),
+            ],
+        }
+    }
+
+    /// Collective: compares with all other PEs.
+    pub fn reach(&self, pe: &Pe) -> Result<(), OpError> {
+        let mine = serde_json::to_vec(self).expect("strings serialise");
+        let all = pe.all_gather("agreement on the operation", &mine)?;
+        for (second, theirs) in all.iter().enumerate() {
+            if all[0] == *theirs {
+                continue;
+            }
+            // A PE of another version may say it in another form: then the difference is all there is to say.
+            let read = |bytes: &[u8]| serde_json::from_slice::<Self>(bytes).map(|a| a.fields).unwrap_or_default();
+            let differing = read(&all[0]).into_iter().zip(read(theirs)).find(|(a, b)| a != b);
+            let ((field, first_value), (_, second_value)) =
+                differing.unwrap_or_else(|| (("the call".into(), "one thing".into()), (String::new(), "another".into())));
+            return Err(OpError::Disagreement { field, first: 0, first_value, second, second_value });
+        }
+        Ok(())
+    }
+}

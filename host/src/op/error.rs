@@ -1,0 +1,67 @@
+//! Errors of the operation.
+
+use kernels_gpu::protocol::Expired;
+use kernels_gpu::tile::host::Fault;
+
+use crate::error::InputError;
+use crate::exec::cpu::PoolError;
+use crate::heap::HeapError;
+use crate::plan::PlanError;
+use crate::world::WorldError;
+
+/// An operation could not be run, or did not complete.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // the messages say what each field is
+pub enum OpError {
+    #[error(transparent)]
+    Input(#[from] InputError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    World(#[from] WorldError),
+    #[error(transparent)]
+    Heap(#[from] HeapError),
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error("the plan is for {plan} PEs, the world has {world}; make the plan with as many cuts as there are PEs")]
+    PlanSize { plan: usize, world: usize },
+    #[error("{tokens} tokens on one PE; a PE takes up to {largest}, spread them over more PEs")]
+    TooManyTokens { tokens: usize, largest: usize },
+    #[error("PE {second} was called with {field} = {second_value}, PE {first} with {first_value}; all PEs must be called alike")]
+    Disagreement { field: String, first: usize, first_value: String, second: usize, second_value: String },
+    #[error("slots for {lanes} lanes of {hv} heads, K = {k}, V = {v} on {pes} PEs: {reason}")]
+    Slots { lanes: usize, hv: usize, k: usize, v: usize, pes: usize, reason: String },
+    #[error("{0}")]
+    Expired(ExpiredWait),
+    #[error("{0}; this is a bug of deltalink, not of the input: please report it with the command that showed it")]
+    Fault(Fault),
+    #[error("PE {rank}: this operation failed before ({first}); make a new world and a new operation")]
+    FailedBefore { rank: usize, first: String },
+}
+
+impl From<Fault> for OpError {
+    fn from(fault: Fault) -> Self {
+        OpError::Fault(fault)
+    }
+}
+
+/// A wait inside a kernel that ran out, in the caller's terms.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExpiredWait {
+    /// What the kernel left.
+    pub expired: Expired,
+    /// Value heads, to tell a row's head from its lane.
+    pub hv: u32,
+}
+
+impl std::fmt::Display for ExpiredWait {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kernel = match self.expired.step {
+            kernels_gpu::comm::STEP_SCAN => "scan_push",
+            kernels_gpu::comm::STEP_FIX => "fix_out",
+            _ => "a kernel",
+        };
+        let (lane, head) = (self.expired.row / self.hv, self.expired.row % self.hv);
+        write!(f, "in {kernel}, head {head}, lane {lane}: {}", self.expired)
+    }
+}

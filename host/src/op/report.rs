@@ -1,0 +1,70 @@
+//! What a call counts and times on one PE.
+
+use std::time::Duration;
+
+use kernels_gpu::params::{Stamp, StampKind};
+
+use crate::trace::{Args, Event, Kind, Trace};
+
+/// How long one kernel took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelTime {
+    /// Name of the kernel.
+    pub kernel: &'static str,
+    /// From launch to end, waits included.
+    pub time: Duration,
+}
+
+/// Counts and times of one call on one PE.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Tokens of this PE.
+    pub tokens: usize,
+    /// Payload bytes sent to other PEs.
+    pub bytes_sent: u64,
+    /// Messages (column blocks) sent.
+    pub messages: u64,
+    /// Kernel by kernel.
+    pub kernels: Vec<KernelTime>,
+    /// Time in kernels, waits not counted.
+    pub compute: Duration,
+    /// Time in which a worker only waited for other PEs' summaries, averaged over workers. Bulk: the whole exchange.
+    pub exposed_wait: Duration,
+    /// Time spent waiting for a slot to become free, averaged over workers.
+    pub slot_wait: Duration,
+    /// Scratch memory in use.
+    pub scratch_bytes: usize,
+    /// Symmetric heap in use.
+    pub heap_bytes: usize,
+}
+
+/// The stamps that a step's kernels left, as a timeline.
+pub(super) fn timeline(rank: usize, stamps: &[Stamp], asked: u64, hv: usize) -> Trace {
+    let mut trace = Trace::new("forward", "block");
+    let kept = stamps.len().min(asked as usize);
+    for stamp in &stamps[..kept] {
+        let (name, kind) = match stamp.kind {
+            x if x == StampKind::Prep as u32 => ("prep", Kind::Compute),
+            x if x == StampKind::Scan as u32 => ("scan", Kind::Compute),
+            x if x == StampKind::Put as u32 => ("put", Kind::Put),
+            x if x == StampKind::Wait as u32 => ("wait", Kind::Wait),
+            x if x == StampKind::SlotWait as u32 => ("slot_wait", Kind::Wait),
+            x if x == StampKind::Merge as u32 => ("merge", Kind::Compute),
+            _ => ("fix_out", Kind::Compute),
+        };
+        let chunk = matches!(name, "prep" | "fix_out").then_some(stamp.part);
+        let bytes = (stamp.bytes > 0).then_some(stamp.bytes);
+        trace.events.push(Event {
+            name: name.into(),
+            kind,
+            pe: rank as u32,
+            // Blocks of `prep` are many and short; what matters is which worker ran them, and blocks of the other
+            // kernels stay on one.
+            track: if name == "prep" { 0 } else { stamp.block },
+            start_ns: stamp.start_ns,
+            end_ns: stamp.end_ns,
+            args: Args { head: Some(stamp.head % hv as u32), chunk, bytes },
+        });
+    }
+    trace
+}

@@ -1,0 +1,190 @@
+//! A whole batch in one process: cut it up, run it on PEs that are threads, put the results together.
+
+use std::time::Instant;
+
+use super::{Config, ContextParallel, Forward, OpError, Report, is_batch};
+use crate::inputs::{Beta, Gate, Inputs, StateLayout};
+use crate::plan::Plan;
+use crate::tensor::{Buffer, Dtype, Tensor, TensorView};
+use crate::trace::Trace;
+use crate::world::{RunError, WorldOptions, run_threads};
+
+/// Results of a whole batch.
+#[derive(Clone, Debug)]
+pub struct Whole {
+    /// `[B,T,HV,V]`, in the element type of q.
+    pub o: Tensor,
+    /// f32 `[N,HV,K,V]` (or `[N,HV,V,K]`), if [`Config::final_state`].
+    pub final_state: Option<Tensor>,
+    /// Counts and times of each PE.
+    pub reports: Vec<Report>,
+    /// The timeline of all PEs, if [`Config::trace`].
+    pub trace: Option<Trace>,
+}
+
+/// One PE's share of the inputs, copied.
+#[derive(Clone, Debug)]
+pub struct Share {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor,
+    beta: Tensor,
+    initial_state: Option<Tensor>,
+}
+
+impl Share {
+    /// What rank `rank` of `plan` holds of `whole`.
+    ///
+    /// # Panics
+    /// If the tensors do not fit the plan ([`check_whole`] says so politely).
+    pub fn new(plan: &Plan, rank: usize, whole: &Inputs<'_>) -> Self {
+        let tokens = |x: &TensorView<'_>| take_tokens(x, plan.cuts[rank], plan.cuts[rank + 1]);
+        let gate = match &whole.gate {
+            Gate::Given(g) => g,
+            Gate::Softplus { raw, .. } | Gate::LowerBound { raw, .. } => raw,
+        };
+        let (Beta::Given(beta) | Beta::Logits { logits: beta, .. }) = &whole.beta;
+        let initial_state = whole.initial_state.as_ref().map(|h0| take_rows(h0, &plan.ranks[rank].starts));
+        Self {
+            q: tokens(&whole.q),
+            k: tokens(&whole.k),
+            v: tokens(&whole.v),
+            gate: tokens(gate),
+            beta: tokens(beta),
+            initial_state,
+        }
+    }
+
+    /// The share as inputs; what has no tokens (gate parameters, options) comes from `whole`.
+    pub fn inputs<'a>(&'a self, whole: &Inputs<'a>) -> Inputs<'a> {
+        let g = self.gate.view();
+        let gate = match &whole.gate {
+            Gate::Given(_) => Gate::Given(g),
+            Gate::Softplus { a_log, dt_bias, .. } => {
+                Gate::Softplus { raw: g, a_log: a_log.clone(), dt_bias: dt_bias.clone() }
+            }
+            Gate::LowerBound { a_log, dt_bias, bound, .. } => {
+                Gate::LowerBound { raw: g, a_log: a_log.clone(), dt_bias: dt_bias.clone(), bound: *bound }
+            }
+        };
+        let beta = match &whole.beta {
+            Beta::Given(_) => Beta::Given(self.beta.view()),
+            Beta::Logits { factor, .. } => Beta::Logits { logits: self.beta.view(), factor: *factor },
+        };
+        Inputs {
+            q: self.q.view(),
+            k: self.k.view(),
+            v: self.v.view(),
+            gate,
+            beta,
+            initial_state: self.initial_state.as_ref().map(Tensor::view),
+            ..whole.clone()
+        }
+    }
+}
+
+/// Checks that `whole` is what `plan` cuts up, and its values.
+///
+/// # Errors
+/// [`OpError::Input`].
+pub fn check_whole(plan: &Plan, whole: &Inputs<'_>, config: &Config) -> Result<(), OpError> {
+    use crate::error::InputError;
+    let dims = whole.dims()?;
+    let (want_b, want_t) = (if is_batch(&plan.layout) { plan.layout.sequences() } else { 1 }, plan.layout.tokens());
+    if (dims.b, dims.t) != (want_b, want_t) {
+        return Err(InputError::Tokens { b: dims.b, t: dims.t, want_b, want_t }.into());
+    }
+    if let Some(h0) = &whole.initial_state {
+        let (found, want) = (h0.shape()[0], plan.layout.sequences());
+        if found != want {
+            return Err(InputError::StateRows { name: "h0", found, want, what: "in all" }.into());
+        }
+    }
+    Ok(whole.check_values(config.allow_nonfinite)?)
+}
+
+/// Computes a whole batch on as many threads as the plan has PEs.
+///
+/// # Errors
+/// [`OpError`], of the inputs or of the PE that failed first.
+pub fn forward(plan: &Plan, whole: &Inputs<'_>, config: &Config, options: &WorldOptions) -> Result<Whole, OpError> {
+    check_whole(plan, whole, config)?;
+    let origin = Instant::now();
+    let parts = run_threads(plan.pes(), options, |pe| {
+        let share = Share::new(plan, pe.rank(), whole);
+        let mut op = ContextParallel::new(pe, config.clone())?;
+        op.set_clock_origin(origin);
+        op.forward(plan, &share.inputs(whole))
+    })
+    .map_err(|error| match error {
+        RunError::World(error) => OpError::World(error),
+        RunError::Pe { error, .. } => error,
+        RunError::Panic { rank, message } => OpError::World(crate::world::WorldError::PeFailed { rank, message }),
+    })?;
+    Ok(join(plan, whole, parts))
+}
+
+/// Puts the PEs' results together, in the order of the ranks.
+pub fn join(plan: &Plan, whole: &Inputs<'_>, parts: Vec<Forward>) -> Whole {
+    let shape = whole.v.shape().to_vec();
+    let mut o = Tensor::zeros(whole.dtype(), &shape);
+    let row_bytes = shape[2] * shape[3] * whole.dtype().size();
+    let (b, t) = (shape[0], shape[1]);
+    let (k, v) = (whole.q.shape()[3], shape[3]);
+    let state_shape = match whole.state_layout {
+        StateLayout::KFirst => [plan.layout.sequences(), shape[2], k, v],
+        StateLayout::VFirst => [plan.layout.sequences(), shape[2], v, k],
+    };
+    let state_bytes = shape[2] * k * v * 4;
+    let wants_states = parts.iter().any(|part| part.final_state.is_some());
+    let mut states = wants_states.then(|| Tensor::zeros(Dtype::F32, &state_shape));
+    let (mut reports, mut traces) = (Vec::new(), Vec::new());
+    for (rank, part) in parts.into_iter().enumerate() {
+        let (first, len) = (plan.cuts[rank], plan.cuts[rank + 1] - plan.cuts[rank]);
+        for row in 0..b {
+            let from = &part.o.data.bytes()[row * len * row_bytes..][..len * row_bytes];
+            o.data.bytes_mut()[(row * t + first) * row_bytes..][..len * row_bytes].copy_from_slice(from);
+        }
+        if let (Some(states), Some(part)) = (&mut states, &part.final_state) {
+            for (i, &seq) in plan.ranks[rank].ends.iter().enumerate() {
+                let from = &part.data.bytes()[i * state_bytes..][..state_bytes];
+                states.data.bytes_mut()[seq * state_bytes..][..state_bytes].copy_from_slice(from);
+            }
+        }
+        reports.push(part.report);
+        traces.extend(part.trace);
+    }
+    let trace = (!traces.is_empty()).then(|| Trace::merge(traces));
+    Whole { o, final_state: states, reports, trace }
+}
+
+/// Tokens `first .. last` of every row of `[B,T,..]`.
+fn take_tokens(x: &TensorView<'_>, first: usize, last: usize) -> Tensor {
+    let shape = x.shape();
+    let row: usize = shape[2..].iter().product();
+    let ranges = (0..shape[0]).map(|b| (b * shape[1] + first) * row..(b * shape[1] + last) * row);
+    let mut taken = shape.to_vec();
+    taken[1] = last - first;
+    Tensor { shape: taken, data: gather(x, ranges) }
+}
+
+/// Rows `rows` of the outermost dimension.
+fn take_rows(x: &TensorView<'_>, rows: &[usize]) -> Tensor {
+    let row: usize = x.shape()[1..].iter().product();
+    let mut taken = x.shape().to_vec();
+    taken[0] = rows.len();
+    Tensor { shape: taken, data: gather(x, rows.iter().map(|&r| r * row..(r + 1) * row)) }
+}
+
+fn gather(x: &TensorView<'_>, ranges: impl Iterator<Item = std::ops::Range<usize>>) -> Buffer {
+    use crate::tensor::Data;
+    fn collect<T: Copy>(x: &[T], ranges: impl Iterator<Item = std::ops::Range<usize>>) -> Vec<T> {
+        ranges.flat_map(|range| x[range].iter().copied()).collect()
+    }
+    match x.data() {
+        Data::F32(x) => Buffer::F32(collect(x, ranges)),
+        Data::Bf16(x) => Buffer::Bf16(collect(x, ranges)),
+        Data::F16(x) => Buffer::F16(collect(x, ranges)),
+    }
+}
