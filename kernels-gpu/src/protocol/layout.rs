@@ -23,7 +23,7 @@ const LINE_WORDS: usize = SLOT_ALIGN / size_of::<u64>();
 /// Every PE allocates [`payload_bytes`](Self::payload_bytes) bytes and [`words`](Self::words) 64-bit words, zeroed once
 /// when the channel is made and never reset.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct ChannelLayout {
     /// PEs that share the channel.
     pub pes: u32,
