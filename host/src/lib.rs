@@ -13,3 +13,4 @@ pub mod trace;
 pub mod compare;
 pub mod file;
 pub mod generate;
+pub mod cli;
