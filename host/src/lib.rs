@@ -1,6 +1,7 @@
 //! Context-parallel linear attention (Kimi Delta Attention and Gated DeltaNet) whose kernels send each
 //! head's state summary to the PEs that need it while other heads still compute.
 
+pub mod cli;
 pub mod compare;
 pub mod error;
 pub mod exec;

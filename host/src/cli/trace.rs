@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
-use deltalink::trace::{Figures, PeFigures, Size, Trace, TraceError, svg};
+use crate::trace::{Figures, PeFigures, Size, Trace, TraceError, svg};
 
 /// Show what a recorded timeline says about overlap
 #[derive(Debug, clap::Args)]
@@ -106,7 +106,7 @@ fn time(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use deltalink::trace::{Event, Kind};
+    use crate::trace::{Event, Kind};
 
     fn recorded(folder: &Path) -> PathBuf {
         let event = |pe, name: &'static str, kind, start_ns, end_ns| Event {
@@ -116,7 +116,7 @@ mod tests {
             track: 0,
             start_ns,
             end_ns,
-            args: deltalink::trace::Args { bytes: (kind == Kind::Put).then_some(65536), ..Default::default() },
+            args: crate::trace::Args { bytes: (kind == Kind::Put).then_some(65536), ..Default::default() },
         };
         let mut trace = Trace::new("kda forward", "worker");
         trace.events = vec![

@@ -29,6 +29,12 @@ use std::str::FromStr;
 use super::traffic::{COLUMNS, Sizes};
 use super::{Plan, PlanError};
 
+/// Start of an all-gather on up to 8 ranks, us (measured on 2 GPUs linked by NVLink, launch included).
+pub const ALL_GATHER_US: f64 = 34.0;
+
+/// Start of an all-gather on 64 ranks, us (assumed).
+const ALL_GATHER_64_US: f64 = 150.0;
+
 /// Time to merge one block of one predecessor's summary, us (assumed).
 pub const MERGE_US: f64 = 1.5;
 
@@ -115,10 +121,10 @@ impl Topology {
         self.nodes * self.gpus
     }
 
-    /// The part of this topology that ranks `first..=last` lie on: a piece of one node, or whole nodes.
-    fn part(self, first: usize, last: usize) -> Self {
+    /// The part of this topology that `pes` of the ranks `first..=last` lie on: a piece of one node, or whole nodes.
+    fn part(self, first: usize, last: usize, pes: usize) -> Self {
         match last / self.gpus - first / self.gpus {
-            0 => Self::one_node(last - first + 1),
+            0 => Self::one_node(pes),
             crossings => Self { nodes: crossings + 1, gpus: self.gpus },
         }
     }
@@ -222,7 +228,7 @@ impl Question {
         Ok(widest.map(|(last, receive)| Self {
             sizes,
             lanes: plan.lanes,
-            topology: topology.part(receive.origin(), last),
+            topology: topology.part(receive.origin(), last, receive.from.len() + 1),
             link,
             overlap_us,
         }))
@@ -322,7 +328,8 @@ impl Question {
             1 => self.link.us(bytes),
             _ => self.link.us(bytes).max(Link::Ib.us(bytes / gpus as f64)),
         };
-        let base = self.hop(34.0 + (self.pes() / 8.0).log2().max(0.0) * (150.0 - 34.0) / 3.0);
+        let base =
+            self.hop(ALL_GATHER_US + (self.pes() / 8.0).log2().max(0.0) * (ALL_GATHER_64_US - ALL_GATHER_US) / 3.0);
         estimate(Scheme::AllGather, base + wire + (self.pes() - 1.0) * MERGE_US, None, bytes)
     }
 
