@@ -1,1 +1,3 @@
 //! What the integration tests share: golden files and comparison.
+
+pub mod world;
