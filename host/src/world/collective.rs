@@ -304,13 +304,14 @@ impl Turn<'_> {
         };
         let mut pause = Pause::new();
         loop {
+            // In this order: a PE may complete this step and then fail, and whoever sees that failure also sees that all
+            // have arrived. So all PEs agree on whether the step completed.
+            let failure = segment.failure().get();
             if all_arrived() {
                 return Ok(());
             }
-            // A PE may complete this step and then fail: whoever sees that failure also sees that all have arrived, so
-            // a second look makes all PEs agree on whether the step completed.
-            if let Some((rank, message)) = segment.failure().get() {
-                return if all_arrived() { Ok(()) } else { Err(WorldError::PeFailed { rank, message }) };
+            if let Some((rank, message)) = failure {
+                return Err(WorldError::PeFailed { rank, message });
             }
             // Acquire: a PE that arrived and then left is seen to have arrived.
             let gone = (0..slots.len()).find(|&rank| slots[rank].left.load(Ordering::Acquire) != 0 && !arrived(rank));
@@ -385,6 +386,25 @@ mod tests {
         let join = || Member::join(Arc::clone(&segment), 0, Duration::from_secs(1)).map(drop);
         assert_eq!(join(), Ok(()));
         assert_eq!(join(), Err(WorldError::RankTaken { rank: 0, pid: u64::from(std::process::id()) }));
+    }
+
+    #[test]
+    fn a_step_that_all_have_reached_completes_although_one_failed_after_it() {
+        let segment = Arc::new(Segment::anonymous(2, 4096).expect("mapped"));
+        let member = Member {
+            segment: Arc::clone(&segment),
+            rank: 0,
+            timeout: Duration::from_secs(1),
+            closed: AtomicBool::new(false),
+            steps: Mutex::default(),
+        };
+        let step = Step { purpose: Purpose::Barrier, what: "x" };
+        segment.slots()[0].arrived.store(3, Ordering::Release);
+        segment.slots()[1].arrived.store(2, Ordering::Release);
+        segment.failure().report(1, "after step 2");
+        assert_eq!(member.turn().wait(step, 2), Ok(()));
+        let failed = WorldError::PeFailed { rank: 1, message: "after step 2".into() };
+        assert_eq!(member.turn().wait(step, 3), Err(failed));
     }
 
     #[test]
