@@ -1,5 +1,7 @@
 //! What the integration tests share: the golden files.
 
+pub mod world;
+
 use std::path::{Path, PathBuf};
 
 use deltalink::file::InputFile;

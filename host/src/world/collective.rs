@@ -304,13 +304,14 @@ impl Turn<'_> {
         };
         let mut pause = Pause::new();
         loop {
+            // In this order: a PE may complete this step and then fail, and whoever sees that failure also sees that all
+            // have arrived. So all PEs agree on whether the step completed.
+            let failure = segment.failure().get();
             if all_arrived() {
                 return Ok(());
             }
-            // A PE may complete this step and then fail: whoever sees that failure also sees that all have arrived, so
-            // a second look makes all PEs agree on whether the step completed.
-            if let Some((rank, message)) = segment.failure().get() {
-                return if all_arrived() { Ok(()) } else { Err(WorldError::PeFailed { rank, message }) };
+            if let Some((rank, message)) = failure {
+                return Err(WorldError::PeFailed { rank, message });
             }
             // Acquire: a PE that arrived and then left is seen to have arrived.
             let gone = (0..slots.len()).find(|&rank| slots[rank].left.load(Ordering::Acquire) != 0 && !arrived(rank));
@@ -372,5 +373,69 @@ impl Pause {
             let step = Duration::from_micros(u64::from(self.rounds - Self::SPINS - Self::YIELDS));
             std::thread::sleep(step.min(Self::LONGEST_SLEEP));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_is_taken_once() {
+        let segment = Arc::new(Segment::anonymous(1, 4096).expect("mapped"));
+        let join = || Member::join(Arc::clone(&segment), 0, Duration::from_secs(1)).map(drop);
+        assert_eq!(join(), Ok(()));
+        assert_eq!(join(), Err(WorldError::RankTaken { rank: 0, pid: u64::from(std::process::id()) }));
+    }
+
+    #[test]
+    fn a_step_that_all_have_reached_completes_although_one_failed_after_it() {
+        let segment = Arc::new(Segment::anonymous(2, 4096).expect("mapped"));
+        let member = Member {
+            segment: Arc::clone(&segment),
+            rank: 0,
+            timeout: Duration::from_secs(1),
+            closed: AtomicBool::new(false),
+            steps: Mutex::default(),
+        };
+        let step = Step { purpose: Purpose::Barrier, what: "x" };
+        segment.slots()[0].arrived.store(3, Ordering::Release);
+        segment.slots()[1].arrived.store(2, Ordering::Release);
+        segment.failure().report(1, "after step 2");
+        assert_eq!(member.turn().wait(step, 2), Ok(()));
+        let failed = WorldError::PeFailed { rank: 1, message: "after step 2".into() };
+        assert_eq!(member.turn().wait(step, 3), Err(failed));
+    }
+
+    #[test]
+    fn envelopes_tell_steps_apart() {
+        let of = |purpose, what| Envelope::new(Step { purpose, what }, 0, 0);
+        let long = "x".repeat(2 * WHAT);
+        let steps = [
+            of(Purpose::Start, ""),
+            of(Purpose::Barrier, "x"),
+            of(Purpose::Barrier, "y"),
+            of(Purpose::Barrier, &long),
+            of(Purpose::AllGather, "x"),
+            of(Purpose::Gather { root: 0 }, "x"),
+            of(Purpose::Gather { root: 1 }, "x"),
+            of(Purpose::Allocation, "x"),
+            of(Purpose::AllocationReady, "x"),
+        ];
+        for (i, a) in steps.iter().enumerate() {
+            for (j, b) in steps.iter().enumerate() {
+                assert_eq!(a.same_step(b), i == j, "{} and {}", a.label(), b.label());
+            }
+        }
+        assert!(of(Purpose::Allocation, "x").same_step(&of(Purpose::Allocation, "y")), "the heap compares names");
+        assert_eq!(steps[6].label(), "gather `x` to PE 1");
+    }
+
+    #[test]
+    fn a_pause_soon_sleeps_and_never_long() {
+        let mut pause = Pause::new();
+        let rounds = Pause::SPINS + Pause::YIELDS + 150;
+        (0..rounds).for_each(|_| pause.pause());
+        assert!(pause.waited() >= Duration::from_millis(5), "150 growing sleeps take longer: {:?}", pause.waited());
     }
 }

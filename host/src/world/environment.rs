@@ -94,10 +94,9 @@ pub(super) fn join(options: &WorldOptions) -> Result<Option<Pe>, WorldError> {
     }
     match origin {
         Origin::Launch { rank, size, heap } => {
-            // A PE whose launcher was killed would wait for peers that nobody watches.
+            // A PE whose launcher was killed would wait for peers that nobody watches. It runs without this as well.
             #[cfg(target_os = "linux")]
-            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-                .map_err(|error| WorldError::Open { path: heap.to_string(), reason: error.to_string() })?;
+            let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
             let segment = Segment::open(heap, size, options.heap_bytes)?;
             Pe::join(Arc::new(segment), rank, options.timeout, None).map(Some)
         }
