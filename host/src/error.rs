@@ -28,9 +28,13 @@ pub enum InputError {
     BetaFactor { found: f32 },
     #[error("scale is {found}; it must be finite")]
     Scale { found: f32 },
-    #[error("{name}{index:?} is {value}; clean the input, or pass allow_nonfinite (--allow-nonfinite) to compute with it")]
+    #[error(
+        "{name}{index:?} is {value}; clean the input, or pass allow_nonfinite (--allow-nonfinite) to compute with it"
+    )]
     NonFinite { name: &'static str, index: Vec<usize>, value: f64 },
-    #[error("g{index:?} is {value}; the log decay must be at most 0 (is it the gate's raw input? then use Gate::Softplus)")]
+    #[error(
+        "g{index:?} is {value}; the log decay must be at most 0 (is it the gate's raw input? then use Gate::Softplus)"
+    )]
     PositiveGate { index: Vec<usize>, value: f64 },
     #[error("{name} has {found} rows, the plan has {want} sequences {what}")]
     StateRows { name: &'static str, found: usize, want: usize, what: &'static str },

@@ -211,7 +211,10 @@ impl Inputs<'_> {
         let gate: Vec<(&'static str, &TensorView<'_>)> = match &self.gate {
             Gate::Given(g) => vec![("g", g)],
             Gate::Softplus { raw, a_log, dt_bias } => {
-                [Some(("g_raw", raw)), Some(("A_log", a_log)), dt_bias.as_ref().map(|b| ("dt_bias", b))].into_iter().flatten().collect()
+                [Some(("g_raw", raw)), Some(("A_log", a_log)), dt_bias.as_ref().map(|b| ("dt_bias", b))]
+                    .into_iter()
+                    .flatten()
+                    .collect()
             }
             Gate::LowerBound { raw, a_log, dt_bias, .. } => {
                 [Some(("g_raw", raw)), a_log.as_ref().map(|a| ("A_log", a)), dt_bias.as_ref().map(|b| ("dt_bias", b))]
@@ -225,7 +228,9 @@ impl Inputs<'_> {
         };
         if !allow_nonfinite {
             let h0 = self.initial_state.as_ref().map(|h| ("h0", h));
-            for (name, x) in [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", beta)].into_iter().chain(gate).chain(h0) {
+            for (name, x) in
+                [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", beta)].into_iter().chain(gate).chain(h0)
+            {
                 if let Some(at) = first(x, |y| !y.is_finite()) {
                     return Err(InputError::NonFinite { name, index: unravel(at, x.shape()), value: x.get(at) });
                 }

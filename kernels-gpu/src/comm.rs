@@ -132,7 +132,8 @@ impl Port<'_> {
     fn trap(&self, wg: &Warpgroup<'_>, expired: Expired) {
         let state = wg.word(self.trap_state(), 0);
         // Relaxed claim: it only elects a writer. The release store below publishes the record.
-        if state.compare_exchange(TrapRecord::CLEAR, TrapRecord::CLAIMED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        if state.compare_exchange(TrapRecord::CLEAR, TrapRecord::CLAIMED, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
             let record = self.channel.trap.addr as *mut TrapRecord;
             // SAFETY: the claim makes this the only writer, and nobody reads the record before the state is SET.
             unsafe { (&raw mut (*record).expired).write(expired) };

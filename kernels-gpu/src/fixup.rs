@@ -65,11 +65,8 @@ pub fn fix_out<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams) {
         let (first, count) = p.channel.layout.columns(item.block);
         let row = segment.receive_lane * p.tables.sizes.hv + item.head;
         let at = Place { item, segment, row, first: first as usize, count: count as usize };
-        let t = Tiles {
-            state: tiles.state.row_range(0, at.count),
-            operand: tiles.operand.row_range(0, at.count),
-            ..tiles
-        };
+        let t =
+            Tiles { state: tiles.state.row_range(0, at.count), operand: tiles.operand.row_range(0, at.count), ..tiles };
         let ready = if item.merges != 0 { merge(wg, p, &port, &at, &t) } else { fetch(wg, p, &port, &at, &t) };
         if !ready {
             return;
@@ -88,7 +85,8 @@ pub fn fix_out<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams) {
 /// blocks. False, on all warpgroups, if a summary did not arrive in time.
 fn merge<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
     let layout = &p.channel.layout;
-    let source = |wg: &Warpgroup<'_>, i: u32| -> u32 { wg.read(p.tables.sources, (at.segment.first_source + i) as usize) };
+    let source =
+        |wg: &Warpgroup<'_>, i: u32| -> u32 { wg.read(p.tables.sources, (at.segment.first_source + i) as usize) };
     for i in 0..at.segment.sources {
         let from = source(wg, i);
         // The first PE of a sequence sends its state, which is complete: no M.

@@ -62,11 +62,7 @@ pub trait Gate: 'static {
         }
         wg.load_map(decay, source, 1.0, |raw| raw);
         wg.sync();
-        let a = if p.a_log.is_present() {
-            crate::math::exp(wg.scalar(p.a_log.matrix(head, 1, 1, 1, 1)))
-        } else {
-            1.0
-        };
+        let a = if p.a_log.is_present() { crate::math::exp(wg.scalar(p.a_log.matrix(head, 1, 1, 1, 1))) } else { 1.0 };
         if p.gate_form == GateForm::Softplus as u32 {
             wg.map_with_row(decay, valid, bias, |raw, bias| crate::math::exp(-a * crate::math::softplus(raw + bias)));
         } else {

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use crate::trace::{Figures, PeFigures, Size, Trace, TraceError, svg};
+use comfy_table::{CellAlignment, Table, TableComponent, presets};
 
 /// Show what a recorded timeline says about overlap
 #[derive(Debug, clap::Args)]

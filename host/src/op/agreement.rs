@@ -50,8 +50,8 @@ impl Agreement {
             // A PE of another version may say it in another form: then the difference is all there is to say.
             let read = |bytes: &[u8]| serde_json::from_slice::<Self>(bytes).map(|a| a.fields).unwrap_or_default();
             let differing = read(&all[0]).into_iter().zip(read(theirs)).find(|(a, b)| a != b);
-            let ((field, first_value), (_, second_value)) =
-                differing.unwrap_or_else(|| (("the call".into(), "one thing".into()), (String::new(), "another".into())));
+            let ((field, first_value), (_, second_value)) = differing
+                .unwrap_or_else(|| (("the call".into(), "one thing".into()), (String::new(), "another".into())));
             return Err(OpError::Disagreement { field, first: 0, first_value, second, second_value });
         }
         Ok(())

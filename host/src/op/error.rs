@@ -27,7 +27,9 @@ pub enum OpError {
     PlanSize { plan: usize, world: usize },
     #[error("{tokens} tokens on one PE; a PE takes up to {largest}, spread them over more PEs")]
     TooManyTokens { tokens: usize, largest: usize },
-    #[error("PE {second} was called with {field} = {second_value}, PE {first} with {first_value}; all PEs must be called alike")]
+    #[error(
+        "PE {second} was called with {field} = {second_value}, PE {first} with {first_value}; all PEs must be called alike"
+    )]
     Disagreement { field: String, first: usize, first_value: String, second: usize, second_value: String },
     #[error("slots for {lanes} lanes of {hv} heads, K = {k}, V = {v} on {pes} PEs: {reason}")]
     Slots { lanes: usize, hv: usize, k: usize, v: usize, pes: usize, reason: String },

@@ -117,10 +117,8 @@ impl Step<'_> {
         let element = dtype.size();
         let fits = scan::shared_bytes(k, config.chunk, element, scan::WARPGROUPS) <= SHARED_BYTES;
         let scan_warpgroups = if fits { scan::WARPGROUPS } else { 1 };
-        let tables =
-            HostTables::new(rank, config.mode, config.chunk, hv as u32, &self.layout, scan_warpgroups as u32);
-        let sizes =
-            Sizes { h: h as u32, hv: hv as u32, k: k as u32, v: v as u32, chunk: config.chunk as u32, pad: 0 };
+        let tables = HostTables::new(rank, config.mode, config.chunk, hv as u32, &self.layout, scan_warpgroups as u32);
+        let sizes = Sizes { h: h as u32, hv: hv as u32, k: k as u32, v: v as u32, chunk: config.chunk as u32, pad: 0 };
         let device_tables = Tables {
             sizes,
             chunks: Array::of(&tables.chunks),
@@ -260,7 +258,10 @@ impl Step<'_> {
             words: channel.map_or_else(Array::zeroed, Channel::words_array),
             trap: mutable(std::slice::from_mut(&mut words.trap)),
             // The kernels count in words.
-            stats: Array { len: (size_of::<StepStats>() / 8) as u64, ..mutable(std::slice::from_mut(&mut words.stats)) },
+            stats: Array {
+                len: (size_of::<StepStats>() / 8) as u64,
+                ..mutable(std::slice::from_mut(&mut words.stats))
+            },
             epoch: channel.map_or_else(Array::zeroed, Channel::epoch_array),
             timeout_ns: self.pe.timeout().as_nanos() as u64,
             pe: self.pe.rank() as u32,
@@ -315,7 +316,9 @@ impl Step<'_> {
         q_tilde: &Param,
     ) {
         let Dims { hv, k, v, .. } = *self.dims;
-        for (name, tensor) in [("records", &records.operands), ("decay", &records.decay), ("o", o), ("final_state", finals)] {
+        for (name, tensor) in
+            [("records", &records.operands), ("decay", &records.decay), ("o", o), ("final_state", finals)]
+        {
             if tensor.is_present() {
                 checker.expect_written(name, *tensor);
             }

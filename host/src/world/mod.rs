@@ -72,6 +72,15 @@ impl Pe {
         Ok(Self { heap: Heap::new(Arc::clone(&member)), member, manager })
     }
 
+    /// The only PE of a world of its own, on the calling thread: for one device, without context parallelism.
+    ///
+    /// # Errors
+    /// [`WorldError::Map`] if there is no memory for the heap.
+    pub fn alone(options: &WorldOptions) -> Result<Self, WorldError> {
+        let segment = Segment::anonymous(1, options.heap_bytes)?;
+        Self::join(Arc::new(segment), 0, options.timeout, None)
+    }
+
     /// Joins the world that this process was started for, if any: by [`Launch`] (`DELTALINK_RANK`, `DELTALINK_SIZE`,
     /// `DELTALINK_HEAP`) or by a PMI-1 launcher such as MPICH's `mpiexec.hydra` (`PMI_RANK`, `PMI_SIZE`, `PMI_FD`, or
     /// `PMI_PORT`, `PMI_ID`). Returns when all PEs have joined; `None` if nothing of that kind started this process.

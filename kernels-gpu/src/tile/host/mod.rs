@@ -8,8 +8,8 @@
 //! In checked mode every shared element remembers who wrote and read it last and between which barriers
 //! ([`check`]), and every launch knows which output elements must be written.
 
-pub mod check;
 mod acc;
+pub mod check;
 mod global;
 mod launch;
 mod ops;
@@ -66,10 +66,7 @@ impl<E: Element> Shared<E> {
     #[inline(always)]
     pub fn part(&self, row: usize, col: usize, rows: usize, cols: usize) -> Self {
         if row + rows > self.rows || col + cols > self.cols {
-            check::raise(FaultKind::TileBounds {
-                found: [row + rows, col + cols],
-                bound: [self.rows, self.cols],
-            });
+            check::raise(FaultKind::TileBounds { found: [row + rows, col + cols], bound: [self.rows, self.cols] });
         }
         let base = self.base + row * self.row_stride + col * self.col_stride;
         Self { base, rows, cols, ..*self }

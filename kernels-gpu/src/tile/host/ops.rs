@@ -140,12 +140,7 @@ impl Warpgroup<'_> {
     }
 
     /// Copies a tile, rounded to the destination's type, each element through `f`.
-    pub fn convert<E: Element, F: Element>(
-        &mut self,
-        to: Shared<E>,
-        from: Shared<F>,
-        f: impl Fn(f32) -> f32,
-    ) {
+    pub fn convert<E: Element, F: Element>(&mut self, to: Shared<E>, from: Shared<F>, f: impl Fn(f32) -> f32) {
         Self::same_shape("convert", [to.rows, to.cols], [from.rows, from.cols]);
         self.log_read(&from);
         self.log_write(&to);
@@ -226,7 +221,10 @@ impl Warpgroup<'_> {
         Self::same_shape("scale_running", [to.rows, to.cols], [from.rows, from.cols]);
         let one = decay.cols == 1;
         if decay.rows != to.rows || !(one || decay.cols == to.cols) || to.rows % span != 0 {
-            raise(FaultKind::Shapes { op: "scale_running", shapes: vec![[to.rows, to.cols], [decay.rows, decay.cols]] });
+            raise(FaultKind::Shapes {
+                op: "scale_running",
+                shapes: vec![[to.rows, to.cols], [decay.rows, decay.cols]],
+            });
         }
         self.log_read(&from);
         self.log_read(&decay);
