@@ -4,10 +4,10 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::element::{DtypeCode, Element};
+use crate::element::DtypeCode;
 use crate::params::{Array, Channel, Matrix, StampKind, Target, Tensor, TraceBuffer};
 use crate::protocol::{self, Expired, Medium, Message, TrapRecord, Wait, Writable};
-use crate::tile::{Shared, Warpgroup};
+use crate::tile::{OperandElement, Shared, Warpgroup};
 
 /// Words of [`crate::params::StepStats`].
 const BYTES_SENT: usize = 0;
@@ -90,7 +90,7 @@ impl Medium for Link<'_, '_> {
         self.own(word).store(value, Ordering::Relaxed);
     }
     fn increment(&self, word: usize) -> u64 {
-        self.own(word).fetch_add(1, Ordering::AcqRel) + 1
+        crate::tile::increment_acq_rel(self.own(word))
     }
     fn wait(&self, wait: &Wait, mut poll: impl FnMut() -> u64) -> Result<(), Expired> {
         let channel = self.port.channel;
@@ -186,7 +186,7 @@ impl Port<'_> {
 
     /// Sends `tile`, block `block`, to every target: waits for the slot, stores, signals. False if a slot did not
     /// become free in time.
-    pub fn push<E: Element>(&self, wg: &mut Warpgroup<'_>, targets: Targets, block: u32, tile: Shared<E>) -> bool {
+    pub fn push<E: OperandElement>(&self, wg: &mut Warpgroup<'_>, targets: Targets, block: u32, tile: Shared<E>) -> bool {
         let layout = &self.channel.layout;
         for i in 0..targets.count {
             let message = targets.message(wg, self, i, block);
@@ -205,7 +205,7 @@ impl Port<'_> {
 
     /// Bulk mode: leaves `tile` in this PE's own slot of `send_row`, from which the host's exchange takes it,
     /// once every target has read what it got before. False if one did not in time.
-    pub fn stage<E: Element>(
+    pub fn stage<E: OperandElement>(
         &self,
         wg: &mut Warpgroup<'_>,
         targets: Targets,

@@ -12,13 +12,22 @@
 //! column block precedes those that use its result, so a block only ever waits for blocks that already run.
 
 use crate::comm::{Port, STEP_FIX};
-use crate::element::{DtypeCode, Element};
+use crate::element::DtypeCode;
 use crate::params::{Chunk, FixItem, FixParams, Matrix, NONE, Segment, StampKind, StepMode};
 use crate::scan::{own_columns, state_columns};
-use crate::tile::{Acc, BLOCK_COLUMNS, Shared, Warpgroup, share_of};
+use crate::tile::{Acc, BLOCK_COLUMNS, OperandElement, RESERVED_BYTES, Shared, Warpgroup, share_of, tile_bytes};
 
 /// Warpgroups in a block of the correction.
 pub const WARPGROUPS: usize = 2;
+
+/// Bytes of shared memory of a block.
+pub const fn shared_bytes(k: usize, chunk: usize, element: usize) -> usize {
+    let own = tile_bytes(BLOCK_COLUMNS, BLOCK_COLUMNS, element) + tile_bytes(chunk, BLOCK_COLUMNS, element);
+    RESERVED_BYTES
+        + tile_bytes(BLOCK_COLUMNS, k, 4)
+        + tile_bytes(BLOCK_COLUMNS, k, element)
+        + WARPGROUPS * own
+}
 
 /// Tiles of the block: the state; and of each warpgroup: a square of M or rows of q-tilde.
 struct Tiles<E> {
@@ -44,7 +53,7 @@ struct Place {
 }
 
 /// Persistent grid: blocks take items by ticket until there are no more.
-pub fn fix_out<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams) {
+pub fn fix_out<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams) {
     let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
     let tiles = Tiles::<E> {
         state: wg.shared(BLOCK_COLUMNS, k),
@@ -83,7 +92,7 @@ pub fn fix_out<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams) {
 
 /// Waits for the summaries of all PEs before this one, composes them, stores the state and tells the other
 /// blocks. False, on all warpgroups, if a summary did not arrive in time.
-fn merge<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
+fn merge<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
     let layout = &p.channel.layout;
     let source =
         |wg: &Warpgroup<'_>, i: u32| -> u32 { wg.read(p.tables.sources, (at.segment.first_source + i) as usize) };
@@ -137,7 +146,7 @@ fn state_in(p: &FixParams, at: &Place) -> Matrix {
 }
 
 /// Takes the state that another block merged. False, on all warpgroups, if it did not come in time.
-fn fetch<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
+fn fetch<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
     let merged = wg.index() != 0 || port.await_merged(wg, at.row, at.item.block);
     if !wg.sync_and(merged) {
         return false;
@@ -151,7 +160,7 @@ fn fetch<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at:
 }
 
 /// operand = state, rounded; between two block barriers.
-fn to_operand<E: Element>(wg: &mut Warpgroup<'_>, t: &Tiles<E>) {
+fn to_operand<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>) {
     wg.sync_block();
     let (first, rows) = share_of(t.state.rows(), wg.count(), wg.index());
     if rows > 0 {
@@ -172,7 +181,7 @@ fn each_slab(wg: &mut Warpgroup<'_>, p: &FixParams, mut f: impl FnMut(&mut Warpg
 
 /// Columns `channel ..` of s^T + operand M^T (without the product if `with_m` is false).
 #[allow(clippy::too_many_arguments)]
-fn compose<E: Element>(
+fn compose<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &FixParams,
     t: &Tiles<E>,
@@ -184,7 +193,7 @@ fn compose<E: Element>(
 ) -> Acc {
     let layout = &p.channel.layout;
     let mut acc = Acc::zeros(t.state.rows(), width);
-    acc.add_global(s.columns(channel, width));
+    acc.add_global(wg, s.columns(channel, width));
     if with_m {
         for block in layout.s_blocks()..layout.blocks() {
             let (first, count) = layout.columns(block);
@@ -201,7 +210,7 @@ fn compose<E: Element>(
 }
 
 /// o = o_local + q-tilde S_in for the item's chunks, each warpgroup its own.
-fn correct<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>) {
+fn correct<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>) {
     let (c, k, v) = (t.q_tilde.rows(), p.tables.sizes.k as usize, p.tables.sizes.v as usize);
     let hv = p.tables.sizes.hv as usize;
     let mut index = wg.index() as u32;
@@ -211,7 +220,7 @@ fn correct<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Ti
         let token_head = chunk.token as usize * hv + at.item.head as usize;
         let len = chunk.len as usize;
         let mut o = Acc::zeros(at.count, c);
-        o.add_global(p.o_local.matrix(token_head * v + at.first, at.count, len, 1, hv * v));
+        o.add_global(wg, p.o_local.matrix(token_head * v + at.first, at.count, len, 1, hv * v));
         let mut channel = 0;
         while channel < k {
             let width = (k - channel).min(BLOCK_COLUMNS);
@@ -228,7 +237,7 @@ fn correct<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Ti
 }
 
 /// S_out = S_own + M_own S_in into the caller's final states.
-fn final_state<E: Element>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>) {
+fn final_state<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>) {
     let layout = &p.channel.layout;
     let own = |block| own_columns(layout, &p.own, at.row, block);
     let target = state_columns(

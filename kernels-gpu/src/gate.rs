@@ -1,9 +1,8 @@
 //! What differs between KDA (a decay per key channel) and GDN (a decay per head): a type parameter of the
 //! kernels. Formulas: the scores of a chunk are `sum_d x_id k_jd exp(G_id - G_jd)` for j <= i.
 
-use crate::element::Element;
 use crate::params::{GateForm, Matrix, PrepParams};
-use crate::tile::{Acc, Shared, Warpgroup, share_of};
+use crate::tile::{Acc, OperandElement, Shared, Warpgroup, share_of};
 
 /// Tiles that the scores of one slab of key channels need.
 pub struct ScoreTiles<E> {
@@ -39,7 +38,7 @@ pub trait Gate: 'static {
     fn bias(p: &PrepParams, head: usize, channel: usize, channels: usize) -> Option<Matrix>;
 
     /// Adds this slab's share to the scores. Collective over the block: contains block barriers.
-    fn add_scores<E: Element>(wg: &mut Warpgroup<'_>, tiles: &ScoreTiles<E>);
+    fn add_scores<E: OperandElement>(wg: &mut Warpgroup<'_>, tiles: &ScoreTiles<E>);
 
     /// What remains to be done with the scores after the last slab. Above the diagonal they are zero afterwards.
     fn finish_scores(wg: &mut Warpgroup<'_>, scores: Shared<f32>, decay: Shared<f32>);
@@ -93,7 +92,7 @@ impl Gate for Kda {
     /// Exponents must never be positive. Blocks off the diagonal split at the boundary between their rows and
     /// columns, so that both factors are products of decays; the 16 x 16 diagonal blocks are summed with
     /// running products, which need no quotient.
-    fn add_scores<E: Element>(wg: &mut Warpgroup<'_>, t: &ScoreTiles<E>) {
+    fn add_scores<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &ScoreTiles<E>) {
         let c = t.left.rows();
         wg.diagonal_scores(t.scores, t.left, t.right, t.decay);
         let mut span = 16;
@@ -139,7 +138,7 @@ impl Gate for Gdn {
     }
 
     /// The decay does not depend on the channel: plain products now, the decay once at the end.
-    fn add_scores<E: Element>(wg: &mut Warpgroup<'_>, t: &ScoreTiles<E>) {
+    fn add_scores<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &ScoreTiles<E>) {
         wg.sync_block();
         wg.convert(t.left_operand, t.left, |x| x);
         let (first, own) = share_of(t.right.cols(), wg.count(), wg.index());

@@ -13,11 +13,10 @@
 //! Two warpgroups: the first computes what has k on the left, the second what has q. Channels go through in
 //! slabs of 64, so that the shared tiles do not grow with K.
 
-use crate::element::Element;
 use crate::gate::{Gate, ScoreTiles};
 use crate::math::sigmoid;
 use crate::params::{Chunk, Matrix, PrepParams, StampKind, Tensor};
-use crate::tile::{Acc, BLOCK_COLUMNS, Shared, Warpgroup, share_of};
+use crate::tile::{Acc, BLOCK_COLUMNS, OperandElement, RESERVED_BYTES, Shared, Warpgroup, share_of, tile_bytes};
 
 /// Warpgroups in a block of `prep`.
 pub const WARPGROUPS: usize = 2;
@@ -28,8 +27,21 @@ const NORM_EPSILON: f32 = 1e-6;
 /// Floor of beta in A': a column of A' must stay invertible, so that a backward pass can take beta out again.
 const BETA_FLOOR: f32 = 1e-20;
 
+/// Bytes of shared memory of a block, for a gate with a decay per channel or not.
+pub const fn shared_bytes(k: usize, chunk: usize, element: usize, per_channel: bool) -> usize {
+    let slab = if k < BLOCK_COLUMNS { k } else { BLOCK_COLUMNS };
+    RESERVED_BYTES
+        + 2 * tile_bytes(chunk, slab, 4)
+        + tile_bytes(chunk, if per_channel { slab } else { 1 }, 4)
+        + tile_bytes(1, slab, 4)
+        + 4 * tile_bytes(chunk, 1, 4)
+        + (1 + WARPGROUPS) * tile_bytes(chunk, slab, element)
+        + WARPGROUPS * tile_bytes(chunk, chunk, 4)
+        + tile_bytes(chunk, chunk, element)
+}
+
 /// The grid: one block per chunk and value head, chunk by chunk.
-pub fn prep<G: Gate, E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams) {
+pub fn prep<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams) {
     let start = wg.clock();
     let place = Place::of_block(wg, p);
     let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
@@ -107,7 +119,7 @@ struct Tiles<E> {
     a: Shared<E>,
 }
 
-impl<E: Element> Tiles<E> {
+impl<E: OperandElement> Tiles<E> {
     /// The first `width` channels of each tile that has channels.
     fn narrow<G: Gate>(&self, width: usize) -> Self {
         Self {
@@ -128,7 +140,7 @@ fn has_k(wg: &Warpgroup<'_>) -> bool {
 }
 
 /// What needs no slab: norms of whole rows, beta, empty scores.
-fn rows_and_steps<E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>) {
+fn rows_and_steps<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>) {
     let (k, hv) = (p.tables.sizes.k as usize, p.tables.sizes.hv as usize);
     let norm = t.norms[wg.index()];
     if p.l2norm != 0 {
@@ -149,7 +161,7 @@ fn rows_and_steps<E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place
 }
 
 /// Normalised rows of k (first warpgroup) and of q, scaled (second); both share the decays.
-fn load_slab<G: Gate, E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>, channel: usize) {
+fn load_slab<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>, channel: usize) {
     let (tile, source, scale) = if has_k(wg) { (t.k, &p.k, 1.0) } else { (t.q, &p.q, p.scale) };
     wg.load(tile, at.rows(p, source, channel, tile.cols()));
     wg.sync();
@@ -165,7 +177,7 @@ fn load_slab<G: Gate, E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &P
 }
 
 /// This slab's share of the scores, and its columns of qg, kg and decay.
-fn scores_of_slab<G: Gate, E: Element>(
+fn scores_of_slab<G: Gate, E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &PrepParams,
     at: &Place,
@@ -200,7 +212,7 @@ fn scores_of_slab<G: Gate, E: Element>(
 }
 
 /// First warpgroup: A' from its scores. Second: its scores are Aqk.
-fn solve<G: Gate, E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>) {
+fn solve<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>) {
     G::finish_scores(wg, t.scores, t.decay);
     wg.sync();
     if has_k(wg) {
@@ -219,7 +231,7 @@ fn solve<G: Gate, E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place
 }
 
 /// w = A' (k exp G), each warpgroup for its own columns of every slab.
-fn write_w<G: Gate, E: Element>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>, slab: usize) {
+fn write_w<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>, slab: usize) {
     let (c, k) = (t.k.rows(), p.tables.sizes.k as usize);
     let mut channel = 0;
     while channel < k {

@@ -14,21 +14,21 @@
 //! arrives first and there is no M.
 
 use crate::comm::{Port, STEP_SCAN, Targets};
-use crate::element::{DtypeCode, Element};
+use crate::element::DtypeCode;
 use crate::params::{Chunk, Matrix, NONE, ScanItem, ScanParams, Segment, Sizes, StampKind, StepMode, Tensor};
 use crate::protocol::ChannelLayout;
-use crate::tile::{Acc, BLOCK_COLUMNS, Shared, Warpgroup, share_of};
+use crate::tile::{Acc, BLOCK_COLUMNS, OperandElement, RESERVED_BYTES, Shared, Warpgroup, share_of, tile_bytes};
 
 /// Most warpgroups in a block of the scan; fewer where shared memory does not suffice.
 pub const WARPGROUPS: usize = 2;
 
 /// Bytes of shared memory of a block with `warpgroups` warpgroups, operands of `element` bytes.
-pub fn shared_bytes(k: usize, chunk: usize, element: usize, warpgroups: usize) -> usize {
-    let tile = |elements: usize, size: usize| (elements * size).next_multiple_of(1024);
-    let operands = tile(chunk * k, element) + tile(chunk * chunk, element) + tile(k, 4);
-    let rounded_state = if element == 4 { 0 } else { tile(BLOCK_COLUMNS * k, element) };
-    let own = tile(BLOCK_COLUMNS * k, 4) + rounded_state + 2 * tile(chunk * BLOCK_COLUMNS, element);
-    operands + warpgroups * own
+pub const fn shared_bytes(k: usize, chunk: usize, element: usize, warpgroups: usize) -> usize {
+    let operands = tile_bytes(chunk, k, element) + tile_bytes(chunk, chunk, element) + tile_bytes(1, k, 4);
+    let rounded_state = if element == 4 { 0 } else { tile_bytes(BLOCK_COLUMNS, k, element) };
+    let v_and_r = tile_bytes(chunk, BLOCK_COLUMNS, element) + tile_bytes(BLOCK_COLUMNS, chunk, element);
+    let own = tile_bytes(BLOCK_COLUMNS, k, 4) + rounded_state + v_and_r;
+    RESERVED_BYTES + operands + warpgroups * own
 }
 
 /// Tiles of the block (operands) and of each warpgroup (its columns of the state).
@@ -63,7 +63,7 @@ struct Columns {
 }
 
 /// Persistent grid: blocks take items by ticket until there are no more.
-pub fn scan_push<E: Element>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
+pub fn scan_push<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
     let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
     let state = wg.private(BLOCK_COLUMNS, k);
     let tiles = Tiles::<E> {
@@ -123,7 +123,7 @@ impl Columns {
     }
 
     /// These rows of `tile`, which is `[64, ..]`.
-    fn rows<T: Element>(&self, tile: Shared<T>) -> Shared<T> {
+    fn rows<T: OperandElement>(&self, tile: Shared<T>) -> Shared<T> {
         tile.row_range(0, self.count)
     }
 }
@@ -181,7 +181,7 @@ pub(crate) fn state_columns(
 
 /// One chunk. The block's barriers are around the loads of the shared operands; all warpgroups take part in
 /// them, also those without columns in this item.
-fn step<E: Element>(
+fn step<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &ScanParams,
     item: &ScanItem,
@@ -253,7 +253,7 @@ fn step<E: Element>(
 }
 
 /// Loads the block's operands, each warpgroup its share of the rows, between two barriers.
-fn load_operands<E: Element>(wg: &mut Warpgroup<'_>, t: &Tiles<E>, operand: Matrix, square: Option<Matrix>) {
+fn load_operands<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>, operand: Matrix, square: Option<Matrix>) {
     wg.sync_block();
     let (first, rows) = share_of(t.operand.rows(), wg.count(), wg.index());
     if rows > 0 {
@@ -267,7 +267,7 @@ fn load_operands<E: Element>(wg: &mut Warpgroup<'_>, t: &Tiles<E>, operand: Matr
 
 /// After the last chunk: the final state, or this PE's summary to those who need it. False if a slot did not
 /// become free in time.
-fn hand_over<E: Element>(
+fn hand_over<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &ScanParams,
     port: &Port<'_>,

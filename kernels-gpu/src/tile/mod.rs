@@ -12,7 +12,12 @@
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod host;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use host::{Acc, Shared, Warpgroup};
+pub use host::{Acc, OperandElement, Shared, Warpgroup, increment_acq_rel};
+
+#[cfg(target_arch = "nvptx64")]
+pub mod device;
+#[cfg(target_arch = "nvptx64")]
+pub use device::{Acc, DeviceElement as OperandElement, Shared, Warpgroup, increment_acq_rel};
 
 /// Largest extent of a register tile in either direction.
 pub const ACC_MAX: usize = 64;
@@ -22,6 +27,19 @@ pub const BLOCK_COLUMNS: usize = 64;
 pub const SHARED_BYTES: usize = 227 * 1024;
 /// Most warpgroups in a block.
 pub const MAX_WARPGROUPS: usize = 4;
+
+/// Bytes at the start of shared memory that the DSL keeps for itself: tickets, votes, elected results.
+pub const RESERVED_BYTES: usize = 1024;
+
+/// Elements between the rows of a shared tile: 16 bytes more than a row, against bank conflicts.
+pub const fn padded_columns(cols: usize, element: usize) -> usize {
+    cols + 16 / element
+}
+
+/// Bytes of a shared tile on the device.
+pub const fn tile_bytes(rows: usize, cols: usize, element: usize) -> usize {
+    (rows * padded_columns(cols, element) * element).next_multiple_of(128)
+}
 
 /// The share of `total` (a multiple of 16) that falls to part `index` of `parts`: start and length, both
 /// multiples of 16.

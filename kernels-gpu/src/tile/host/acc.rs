@@ -125,7 +125,7 @@ impl Acc {
     }
 
     /// self += the elements of `matrix`, which may be smaller than the tile: the rest stays.
-    pub fn add_global(&mut self, matrix: Matrix) {
+    pub fn add_global(&mut self, _: &mut Warpgroup<'_>, matrix: Matrix) {
         self.fits("add_global", &matrix);
         with_raw!(matrix, T => self.for_each(&matrix, |x, p: *mut T| {
             // SAFETY: inside the tensor, as `fits` checked; the launcher vouches for tensor and type.

@@ -11,7 +11,7 @@ use corosensei::{Coroutine, CoroutineResult};
 
 use super::check::SharedLog;
 use super::{BlockShared, Checker, Fault, FaultKind, Warpgroup};
-use crate::tile::{MAX_WARPGROUPS, SHARED_BYTES};
+use crate::tile::{MAX_WARPGROUPS, RESERVED_BYTES, SHARED_BYTES};
 
 /// Elements of a block's arena: the shared memory of a GPU block, in the smallest element type.
 const ARENA_LEN: usize = SHARED_BYTES / 2;
@@ -82,7 +82,7 @@ impl<P> Job<P> {
             yielder,
             launch,
             arena_cursor: 0,
-            byte_cursor: 0,
+            byte_cursor: RESERVED_BYTES,
             own_epoch: 0,
         };
         (self.kernel)(&mut warpgroup, params);

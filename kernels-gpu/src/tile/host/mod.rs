@@ -24,7 +24,7 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 
-use super::{MAX_WARPGROUPS, SHARED_BYTES};
+use super::{MAX_WARPGROUPS, SHARED_BYTES, tile_bytes};
 use crate::element::Element;
 use crate::params::{Stamp, StampKind, TraceBuffer};
 use check::SharedLog;
@@ -162,8 +162,7 @@ impl<'a> Warpgroup<'a> {
 
     fn allocate<E: Element>(&mut self, rows: usize, cols: usize, copies: usize, which: usize) -> Shared<E> {
         let len = rows * cols;
-        let bytes = (len * E::CODE.size()).next_multiple_of(1024);
-        self.byte_cursor += bytes * copies;
+        self.byte_cursor += tile_bytes(rows, cols, E::CODE.size()) * copies;
         if self.byte_cursor > SHARED_BYTES {
             check::raise(FaultKind::SharedBudget { asked: self.byte_cursor, limit: SHARED_BYTES });
         }
@@ -263,3 +262,12 @@ impl<'a> Warpgroup<'a> {
 }
 
 const _: () = assert!(MAX_WARPGROUPS <= 255, "the log keeps a warpgroup in a byte");
+
+/// What a tile's element must be able to do; on the CPU every [`Element`] can.
+pub trait OperandElement: Element {}
+impl<E: Element> OperandElement for E {}
+
+/// Adds 1 with acquire and release ordering and returns the sum.
+pub fn increment_acq_rel(word: &core::sync::atomic::AtomicU64) -> u64 {
+    word.fetch_add(1, core::sync::atomic::Ordering::AcqRel) + 1
+}
