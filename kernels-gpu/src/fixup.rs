@@ -22,21 +22,30 @@ pub const WARPGROUPS: usize = 2;
 
 /// Bytes of shared memory of a block.
 pub const fn shared_bytes(k: usize, chunk: usize, element: usize) -> usize {
-    let own = tile_bytes(BLOCK_COLUMNS, BLOCK_COLUMNS, element) + tile_bytes(chunk, BLOCK_COLUMNS, element);
+    // Narrow operands come in pairs, see `Tiles`.
+    let parts = if element == 4 { 1 } else { 2 };
+    let own = parts * tile_bytes(BLOCK_COLUMNS, BLOCK_COLUMNS, element) + tile_bytes(chunk, BLOCK_COLUMNS, element);
     RESERVED_BYTES
         + tile_bytes(BLOCK_COLUMNS, k, 4)
-        + tile_bytes(BLOCK_COLUMNS, k, element)
+        + parts * tile_bytes(BLOCK_COLUMNS, k, element)
         + WARPGROUPS * own
 }
 
 /// Tiles of the block: the state; and of each warpgroup: a square of M or rows of q-tilde.
+///
+/// Rounding S_in to an operand before every product with M would round the state itself once per PE of the sequence,
+/// and these errors add up over the PEs. So narrow operands come in pairs, the rounded value and the rest.
 struct Tiles<E> {
     /// S_in^T, `[64,K]`.
     state: Shared<f32>,
     /// S_in^T as an operand.
     operand: Shared<E>,
+    /// What `operand` has lost of the state, as an operand; unused if operands are f32.
+    rest: Shared<E>,
     /// A `[64,64]` part of M^T.
     m: Shared<E>,
+    /// What `m` has lost, if M is f32 and operands are not.
+    m_rest: Shared<E>,
     /// A `[C,64]` part of q-tilde.
     q_tilde: Shared<E>,
 }
@@ -55,11 +64,15 @@ struct Place {
 /// Persistent grid: blocks take items by ticket until there are no more.
 pub fn fix_out<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams) {
     let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
+    // A copy of the state also for f32: one warpgroup still reads it while another stores its part of the next state.
+    let operand = wg.shared(BLOCK_COLUMNS, k);
+    let m = wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS);
     let tiles = Tiles::<E> {
         state: wg.shared(BLOCK_COLUMNS, k),
-        // A copy also for f32: one warpgroup still reads it while another stores its part of the next state.
-        operand: wg.shared(BLOCK_COLUMNS, k),
-        m: wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS),
+        operand,
+        rest: if E::WIDE { operand } else { wg.shared(BLOCK_COLUMNS, k) },
+        m,
+        m_rest: if E::WIDE { m } else { wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS) },
         q_tilde: wg.private(c, BLOCK_COLUMNS),
     };
     let m_dtype = DtypeCode::from_code(p.m_dtype);
@@ -74,8 +87,12 @@ pub fn fix_out<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams) {
         let (first, count) = p.channel.layout.columns(item.block);
         let row = segment.receive_lane * p.tables.sizes.hv + item.head;
         let at = Place { item, segment, row, first: first as usize, count: count as usize };
-        let t =
-            Tiles { state: tiles.state.row_range(0, at.count), operand: tiles.operand.row_range(0, at.count), ..tiles };
+        let t = Tiles {
+            state: tiles.state.row_range(0, at.count),
+            operand: tiles.operand.row_range(0, at.count),
+            rest: tiles.rest.row_range(0, at.count),
+            ..tiles
+        };
         let ready = if item.merges != 0 { merge(wg, p, &port, &at, &t) } else { fetch(wg, p, &port, &at, &t) };
         if !ready {
             return;
@@ -94,8 +111,7 @@ pub fn fix_out<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams) {
 /// blocks. False, on all warpgroups, if a summary did not arrive in time.
 fn merge<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
     let layout = &p.channel.layout;
-    let source =
-        |wg: &Warpgroup<'_>, i: u32| -> u32 { wg.read(p.tables.sources, (at.segment.first_source + i) as usize) };
+    let source = |wg: &Warpgroup<'_>, i: u32| -> u32 { wg.read(p.tables.sources, (at.segment.first_source + i) as usize) };
     for i in 0..at.segment.sources {
         let from = source(wg, i);
         // The first PE of a sequence sends its state, which is complete: no M.
@@ -159,12 +175,15 @@ fn fetch<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'
     true
 }
 
-/// operand = state, rounded; between two block barriers.
+/// operand = state, rounded, and rest = state - operand; between two block barriers.
 fn to_operand<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>) {
     wg.sync_block();
     let (first, rows) = share_of(t.state.rows(), wg.count(), wg.index());
     if rows > 0 {
         wg.convert(t.operand.row_range(first, rows), t.state.row_range(first, rows), |x| x);
+        if !E::WIDE {
+            wg.convert(t.rest.row_range(first, rows), t.state.row_range(first, rows), |x| x - E::round(x));
+        }
     }
     wg.sync_block();
 }
@@ -179,7 +198,8 @@ fn each_slab(wg: &mut Warpgroup<'_>, p: &FixParams, mut f: impl FnMut(&mut Warpg
     }
 }
 
-/// Columns `channel ..` of s^T + operand M^T (without the product if `with_m` is false).
+/// Columns `channel ..` of s^T + S_in^T M^T (without the product if `with_m` is false). Of narrow operands, the product
+/// of the two rests is left out: it is below f32 rounding.
 #[allow(clippy::too_many_arguments)]
 fn compose<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
@@ -198,12 +218,22 @@ fn compose<E: OperandElement>(
         for block in layout.s_blocks()..layout.blocks() {
             let (first, count) = layout.columns(block);
             let (first, count) = (first as usize, count as usize);
-            let m = t.m.part(0, 0, count, width);
+            let (m, m_rest) = (t.m.part(0, 0, count, width), t.m_rest.part(0, 0, count, width));
             let source = m_block(wg, block).columns(channel, width);
+            let m_is_wider = !E::WIDE && source.tensor.dtype() == DtypeCode::F32;
             wg.sync();
             wg.load(m, source);
+            if m_is_wider {
+                wg.load_map(m_rest, source, 0.0, |x| x - E::round(x));
+            }
             wg.sync();
             acc.mma(wg, t.operand.columns(first, count), m);
+            if !E::WIDE {
+                acc.mma(wg, t.rest.columns(first, count), m);
+            }
+            if m_is_wider {
+                acc.mma(wg, t.operand.columns(first, count), m_rest);
+            }
         }
     }
     acc

@@ -202,13 +202,9 @@ impl BlockRunner {
         self.stacks = coroutines
             .into_iter()
             .map(|mut coroutine| {
-                if coroutine.started() && !coroutine.done() {
-                    coroutine.force_unwind();
-                }
-                if !coroutine.started() {
-                    // Spare stacks belong to coroutines that have nothing to do: let them finish.
-                    coroutine.resume(());
-                }
+                // Warpgroups that a fault stopped halfway are unwound; those that had not begun, and the spare stacks'
+                // coroutines, only drop what they hold. Nothing of the kernel runs any more.
+                coroutine.force_unwind();
                 coroutine.into_stack()
             })
             .collect();
