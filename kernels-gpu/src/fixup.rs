@@ -75,6 +75,7 @@ pub fn fix_out<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams) {
         m_rest: if E::WIDE { m } else { wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS) },
         q_tilde: wg.private(c, BLOCK_COLUMNS),
     };
+    wg.expect_shared(shared_bytes(k, c, E::CODE.size()));
     let m_dtype = DtypeCode::from_code(p.m_dtype);
     let port = Port { channel: &p.channel, trace: &p.trace, step: STEP_FIX, m_dtype };
     loop {

@@ -19,6 +19,17 @@ mod target {
     }
 }
 
+#[cfg(target_arch = "nvptx64")]
+mod target {
+    pub use cuda_std::math::{exp, ln_1p};
+
+    /// 1 / sqrt(x), to about 2 units in the last place.
+    #[inline(always)]
+    pub fn rsqrt(x: f32) -> f32 {
+        cuda_std::ptx::rsqrt_approx_f32(x)
+    }
+}
+
 pub use target::{exp, ln_1p, rsqrt};
 
 /// Products of decays below this are set to zero: together with operands of ordinary size they are far

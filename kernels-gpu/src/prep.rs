@@ -59,6 +59,7 @@ pub fn prep<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams) 
         scores: wg.private(c, c),
         a: wg.shared(c, c),
     };
+    wg.expect_shared(shared_bytes(k, c, E::CODE.size(), G::PER_CHANNEL));
     rows_and_steps(wg, p, &place, &tiles);
     let mut channel = 0;
     while channel < k {

@@ -75,6 +75,7 @@ pub fn scan_push<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
         v: wg.private(c, BLOCK_COLUMNS),
         r: wg.private(BLOCK_COLUMNS, c),
     };
+    wg.expect_shared(shared_bytes(k, c, E::CODE.size(), wg.count()));
     let m_dtype = DtypeCode::from_code(p.m_dtype);
     let port = Port { channel: &p.channel, trace: &p.trace, step: STEP_SCAN, m_dtype };
     let mut healthy = true;

@@ -7,7 +7,7 @@ use half::bf16;
 use kernels_gpu::element::DtypeCode;
 use kernels_gpu::params::{Array, Tensor};
 use kernels_gpu::tile::host::{BlockRunner, Checker, Fault, FaultKind};
-use kernels_gpu::tile::{Acc, SHARED_BYTES, Warpgroup};
+use kernels_gpu::tile::{Acc, RESERVED_BYTES, SHARED_BYTES, Warpgroup};
 
 /// The fault of a kernel that needs no parameters.
 fn fault(warpgroups: usize, kernel: Kernel<()>) -> Fault {
@@ -234,17 +234,18 @@ fn shapes_must_fit_together() {
 
 #[test]
 fn a_blocks_shared_memory_is_bounded() {
-    // 14 tiles of 16 KiB, 3 of 1 KiB (tiles take whole KiB), and one of 4 KiB too many.
+    // What the DSL keeps, 12 tiles of 64 rows of 64 + 4 f32, and one of f32 and one of bf16 that are too much.
     let found = fault(2, |wg, ()| {
-        for _ in 0..7 {
+        for _ in 0..6 {
             wg.private::<f32>(64, 64);
         }
-        wg.private::<bf16>(16, 16);
-        wg.shared::<f32>(16, 16);
-        wg.shared::<bf16>(64, 32);
+        wg.shared::<f32>(64, 64);
+        wg.shared::<bf16>(64, 64);
     });
-    assert_eq!(found.kind, FaultKind::SharedBudget { asked: (14 * 16 + 2 + 1 + 4) * 1024, limit: SHARED_BYTES });
-    passes(1, |wg, ()| _ = wg.shared::<bf16>(1, SHARED_BYTES / 2));
+    let asked = RESERVED_BYTES + 13 * 64 * 68 * 4 + 64 * 72 * 2;
+    assert!(asked - 64 * 72 * 2 <= SHARED_BYTES && asked > SHARED_BYTES);
+    assert_eq!(found.kind, FaultKind::SharedBudget { asked, limit: SHARED_BYTES });
+    passes(1, |wg, ()| _ = wg.shared::<bf16>(1, (SHARED_BYTES - RESERVED_BYTES) / 2 - 8));
 }
 
 #[test]

@@ -95,7 +95,7 @@ impl Acc {
             for_each!(wg, self, |r, c, x| {
                 // SAFETY: inside the tiles.
                 let (a, b) = unsafe { (E::load(a.at(r, k)), E::load(b.at(k, c))) };
-                *x = if SUBTRACT { -a } else { a }.mul_add_fast(b, *x)
+                *x = ptx::fma_rn_f32(if SUBTRACT { -a } else { a }, b, *x)
             });
             k += 1;
         }
@@ -144,18 +144,8 @@ impl Acc {
                             } else {
                                 ptx::ldmatrix_x4(b.at(k + 8 * low, 16 * $j + 8 * high + row))
                             };
-                            let d = [self.data[8 * $j], self.data[8 * $j + 1], self.data[8 * $j + 2], self.data[8 * $j + 3]];
-                            let d = multiply::<E>(d, fa, [fb[0], fb[1]]);
-                            let e = [self.data[8 * $j + 4], self.data[8 * $j + 5], self.data[8 * $j + 6], self.data[8 * $j + 7]];
-                            let e = multiply::<E>(e, fa, [fb[2], fb[3]]);
-                            self.data[8 * $j] = d[0];
-                            self.data[8 * $j + 1] = d[1];
-                            self.data[8 * $j + 2] = d[2];
-                            self.data[8 * $j + 3] = d[3];
-                            self.data[8 * $j + 4] = e[0];
-                            self.data[8 * $j + 5] = e[1];
-                            self.data[8 * $j + 6] = e[2];
-                            self.data[8 * $j + 7] = e[3];
+                            self.multiply::<E, { 8 * $j }>(fa, [fb[0], fb[1]]);
+                            self.multiply::<E, { 8 * $j + 4 }>(fa, [fb[2], fb[3]]);
                         }
                     })*
                 };
@@ -163,6 +153,23 @@ impl Acc {
             columns!(0 1 2 3);
             k += 16;
         }
+    }
+
+    /// The 16 x 8 tile whose elements start at `AT` += a b, over 16 inner elements.
+    ///
+    /// # Safety
+    /// All lanes of the warp take part.
+    #[inline(always)]
+    unsafe fn multiply<E: Element, const AT: usize>(&mut self, a: [u32; 4], b: [u32; 2]) {
+        let mut d = [self.data[AT], self.data[AT + 1], self.data[AT + 2], self.data[AT + 3]];
+        // SAFETY: by contract.
+        unsafe {
+            match E::CODE {
+                DtypeCode::Bf16 => ptx::mma_m16n8k16_f32_bf16(&mut d, a, b),
+                _ => ptx::mma_m16n8k16_f32_f16(&mut d, a, b),
+            }
+        }
+        [self.data[AT], self.data[AT + 1], self.data[AT + 2], self.data[AT + 3]] = d;
     }
 
     /// self += the values of a shared tile.
@@ -209,29 +216,5 @@ impl Acc {
                 unsafe { matrix.store(r, c, *x) };
             }
         });
-    }
-}
-
-/// d + a b for one 16 x 8 tile and 16 inner elements.
-#[inline(always)]
-unsafe fn multiply<E: Element>(d: [f32; 4], a: [u32; 4], b: [u32; 2]) -> [f32; 4] {
-    // SAFETY: all lanes of the warp take part, as the caller sees to.
-    unsafe {
-        match E::CODE {
-            DtypeCode::Bf16 => ptx::mma_m16n8k16_bf16(d, a, b),
-            _ => ptx::mma_m16n8k16_f16(d, a, b),
-        }
-    }
-}
-
-/// Fused multiply-add by name: `core` has no `mul_add` here.
-trait MulAddFast {
-    fn mul_add_fast(self, b: f32, c: f32) -> f32;
-}
-impl MulAddFast for f32 {
-    #[inline(always)]
-    fn mul_add_fast(self, b: f32, c: f32) -> f32 {
-        // SAFETY: plain arithmetic.
-        unsafe { ptx::fma_rn_f32(self, b, c) }
     }
 }

@@ -107,6 +107,10 @@ impl Warpgroup<'_> {
         if E::WIDE { wide.retype() } else { self.private(wide.rows(), wide.cols()) }
     }
 
+    /// Checked by the CPU back end.
+    #[inline(always)]
+    pub fn expect_shared(&self, _: usize) {}
+
     #[inline(always)]
     fn allocate<E: Element>(&mut self, rows: usize, cols: usize, copies: u32, which: u32) -> Shared<E> {
         let bytes = tile_bytes(rows, cols, E::CODE.size()) as u32;
@@ -167,7 +171,7 @@ impl Warpgroup<'_> {
         // SAFETY: the slot is this warpgroup's, large enough, and the barriers order the accesses. Every thread takes
         // a bitwise copy of the value; T is plain data (no T with a destructor is used by kernels).
         unsafe {
-            let slot = ptx::generic_from_shared(self.base + ELECT_BYTES * self.index) as *mut T;
+            let slot = ptx::cvta_shared_u64((self.base + ELECT_BYTES * self.index).into()) as *mut T;
             self.sync();
             if self.thread == 0 {
                 slot.write_volatile(f(self));

@@ -143,7 +143,8 @@ impl Warpgroup<'_> {
                 }
             }
             for distance in [16, 8, 4, 2, 1] {
-                sum += cuda_std::warp::shuffle_xor_f32(sum, distance);
+                // SAFETY: rows are uniform in a warp, so that all its lanes are here.
+                sum += unsafe { cuda_std::warp::shuffle_xor(sum, distance) };
             }
             let inverse = if (r as usize) < source.rows { rsqrt(sum + epsilon) } else { 0.0 };
             if lane == 0 {
@@ -282,7 +283,8 @@ impl Warpgroup<'_> {
         macro_rules! write {
             ($($i:literal)*) => {
                 $({
-                    let sum = sums[$i] + cuda_std::warp::shuffle_xor_f32(sums[$i], 1);
+                    // SAFETY: all lanes of the warp are here.
+                    let sum = sums[$i] + unsafe { cuda_std::warp::shuffle_xor(sums[$i], 1) };
                     if active && half == 0 && $i >= first {
                         let at = scores.at(block + $i, j);
                         // SAFETY: inside the tile, and this thread's column.
@@ -307,7 +309,7 @@ impl Warpgroup<'_> {
                 while j < i {
                     // Rows above are rows of the inverse by now; row i is still that of a.
                     // SAFETY: inside the tile.
-                    unsafe { x = ptx::fma_rn_f32(-f32::load(a.at(i, j)), f32::load(a.at(j, c)), x) };
+                    x = unsafe { ptx::fma_rn_f32(-f32::load(a.at(i, j)), f32::load(a.at(j, c)), x) };
                     j += 1;
                 }
             }

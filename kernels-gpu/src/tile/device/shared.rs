@@ -55,24 +55,24 @@ impl DeviceElement for bf16 {
     #[inline(always)]
     unsafe fn load(addr: u32) -> f32 {
         // SAFETY: by contract.
-        f32::from_bits(u32::from(unsafe { ptx::ld_shared_u16(addr) }) << 16)
+        f32::from_bits(u32::from(unsafe { ptx::ld_shared_b16(addr) }) << 16)
     }
     #[inline(always)]
     unsafe fn store(addr: u32, x: f32) {
         // SAFETY: by contract.
-        unsafe { ptx::st_shared_u16(addr, ptx::cvt_rn_bf16_f32(x)) }
+        unsafe { ptx::st_shared_b16(addr, ptx::cvt_rn_bf16_f32(x)) }
     }
 }
 impl DeviceElement for f16 {
     #[inline(always)]
     unsafe fn load(addr: u32) -> f32 {
         // SAFETY: by contract.
-        unsafe { ptx::cvt_f32_f16(ptx::ld_shared_u16(addr)) }
+        unsafe { ptx::cvt_f32_f16(ptx::ld_shared_b16(addr)) }
     }
     #[inline(always)]
     unsafe fn store(addr: u32, x: f32) {
         // SAFETY: by contract.
-        unsafe { ptx::st_shared_u16(addr, ptx::cvt_rn_f16_f32(x)) }
+        unsafe { ptx::st_shared_b16(addr, ptx::cvt_rn_f16_f32(x)) }
     }
 }
 

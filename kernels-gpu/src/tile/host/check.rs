@@ -59,6 +59,13 @@ pub enum FaultKind {
         /// Bytes there are.
         limit: usize,
     },
+    /// A kernel allocates other than what its launcher provides.
+    SharedSize {
+        /// Bytes allocated.
+        allocated: usize,
+        /// Bytes that the kernel's `shared_bytes` says.
+        declared: usize,
+    },
     /// An element was read that no one has written.
     ReadUnwritten {
         /// Element of the arena.
@@ -116,6 +123,9 @@ impl std::fmt::Display for FaultKind {
             }
             FaultKind::SharedBudget { asked, limit } => {
                 write!(f, "{asked} bytes of shared memory asked for, a block has {limit}")
+            }
+            FaultKind::SharedSize { allocated, declared } => {
+                write!(f, "{allocated} bytes of shared memory allocated, {declared} declared to the launcher")
             }
             FaultKind::ReadUnwritten { element } => write!(f, "shared element {element} was read before any write"),
             FaultKind::ReadBeforeBarrier { element, writer, reader } => write!(

@@ -160,6 +160,13 @@ impl<'a> Warpgroup<'a> {
         self.allocate(rows, cols, self.count, self.index)
     }
 
+    /// Compares what has been allocated with what the launcher is told to provide: the kernel's `shared_bytes`.
+    pub fn expect_shared(&self, bytes: usize) {
+        if self.byte_cursor != bytes {
+            check::raise(FaultKind::SharedSize { allocated: self.byte_cursor, declared: bytes });
+        }
+    }
+
     fn allocate<E: Element>(&mut self, rows: usize, cols: usize, copies: usize, which: usize) -> Shared<E> {
         let len = rows * cols;
         self.byte_cursor += tile_bytes(rows, cols, E::CODE.size()) * copies;

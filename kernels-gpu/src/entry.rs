@@ -1,0 +1,45 @@
+//! The kernels as a device module has them: one entry for each gate and element type.
+//!
+//! Names are `KERNEL_GATE_TYPE` or `KERNEL_TYPE`; parameters go by value; blocks are
+//! `WARPGROUPS * 128` threads with the kernel's `shared_bytes` of dynamic shared memory.
+
+use half::{bf16, f16};
+
+use crate::fixup::fix_out;
+use crate::gate::{Gdn, Kda};
+use crate::params::{FixParams, PrepParams, ScanParams};
+use crate::prep::prep;
+use crate::scan::scan_push;
+use crate::tile::Warpgroup;
+
+macro_rules! entries {
+    ($($name:ident = $kernel:path, $params:ty;)*) => {
+        $(
+            #[doc = concat!("[`", stringify!($kernel), "`].")]
+            ///
+            /// # Safety
+            /// The parameters must describe memory of this device that lives as long as the launch.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $name(params: $params) {
+                // SAFETY: the first thing in the kernel; the launcher's blocks are whole warpgroups.
+                let mut wg = unsafe { Warpgroup::enter() };
+                $kernel(&mut wg, &params);
+            }
+        )*
+    };
+}
+
+entries! {
+    prep_kda_f32 = prep::<Kda, f32>, PrepParams;
+    prep_kda_bf16 = prep::<Kda, bf16>, PrepParams;
+    prep_kda_f16 = prep::<Kda, f16>, PrepParams;
+    prep_gdn_f32 = prep::<Gdn, f32>, PrepParams;
+    prep_gdn_bf16 = prep::<Gdn, bf16>, PrepParams;
+    prep_gdn_f16 = prep::<Gdn, f16>, PrepParams;
+    scan_push_f32 = scan_push::<f32>, ScanParams;
+    scan_push_bf16 = scan_push::<bf16>, ScanParams;
+    scan_push_f16 = scan_push::<f16>, ScanParams;
+    fix_out_f32 = fix_out::<f32>, FixParams;
+    fix_out_bf16 = fix_out::<bf16>, FixParams;
+    fix_out_f16 = fix_out::<f16>, FixParams;
+}
