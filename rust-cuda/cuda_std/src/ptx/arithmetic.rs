@@ -1,0 +1,41 @@
+//! Conversions and approximate functions. All are functions of registers.
+
+use super::{asm, table::instructions};
+
+instructions! {
+    /// Two numbers as bf16, rounded to nearest even: `low` in the low half.
+    pure cvt_rn_bf16x2_f32(high: reg32 f32, low: reg32 f32) -> (pair: reg32 u32) =
+        "cvt.rn.bf16x2.f32 {pair}, {high}, {low};";
+    /// Two numbers as f16, rounded to nearest even: `low` in the low half. Above 65504 infinity.
+    pure cvt_rn_f16x2_f32(high: reg32 f32, low: reg32 f32) -> (pair: reg32 u32) =
+        "cvt.rn.f16x2.f32 {pair}, {high}, {low};";
+    /// A number as bf16, rounded to nearest even.
+    pure cvt_rn_bf16_f32(value: reg32 f32) -> (half: reg16 u16) = "cvt.rn.bf16.f32 {half}, {value};";
+    /// A number as f16, rounded to nearest even.
+    pure cvt_rn_f16_f32(value: reg32 f32) -> (half: reg16 u16) = "cvt.rn.f16.f32 {half}, {value};";
+    /// The number that an f16 holds.
+    pure cvt_f32_f16(half: reg16 u16) -> (value: reg32 f32) = "cvt.f32.f16 {value}, {half};";
+    /// A number as TF32 (10 bits of fraction), rounded to nearest, ties away from zero.
+    pure cvt_rna_tf32_f32(value: reg32 f32) -> (bits: reg32 u32) = "cvt.rna.tf32.f32 {bits}, {value};";
+
+    /// `a b + c`, rounded once.
+    pure fma_rn_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> (d: reg32 f32) = "fma.rn.f32 {d}, {a}, {b}, {c};";
+    /// 2^x to 2^-22 relative; denormal numbers count as 0.
+    pure ex2_approx_ftz_f32(x: reg32 f32) -> (y: reg32 f32) = "ex2.approx.ftz.f32 {y}, {x};";
+    /// Binary logarithm, to 2^-22.6 absolute for x in (0.5, 2), relative elsewhere.
+    pure lg2_approx_f32(x: reg32 f32) -> (y: reg32 f32) = "lg2.approx.f32 {y}, {x};";
+    /// As [`lg2_approx_f32`]; denormal numbers count as 0.
+    pure lg2_approx_ftz_f32(x: reg32 f32) -> (y: reg32 f32) = "lg2.approx.ftz.f32 {y}, {x};";
+    /// 1 / sqrt(x), to 2^-22.9 relative.
+    pure rsqrt_approx_f32(x: reg32 f32) -> (y: reg32 f32) = "rsqrt.approx.f32 {y}, {x};";
+    /// As [`rsqrt_approx_f32`]; denormal numbers count as 0.
+    pure rsqrt_approx_ftz_f32(x: reg32 f32) -> (y: reg32 f32) = "rsqrt.approx.ftz.f32 {y}, {x};";
+    /// 1 / x, to 1 unit in the last place.
+    pure rcp_approx_f32(x: reg32 f32) -> (y: reg32 f32) = "rcp.approx.f32 {y}, {x};";
+    /// As [`rcp_approx_f32`]; denormal numbers count as 0.
+    pure rcp_approx_ftz_f32(x: reg32 f32) -> (y: reg32 f32) = "rcp.approx.ftz.f32 {y}, {x};";
+    /// Square root, to 2^-23 relative.
+    pure sqrt_approx_f32(x: reg32 f32) -> (y: reg32 f32) = "sqrt.approx.f32 {y}, {x};";
+    /// Square root, rounded to nearest even.
+    pure sqrt_rn_f32(x: reg32 f32) -> (y: reg32 f32) = "sqrt.rn.f32 {y}, {x};";
+}
