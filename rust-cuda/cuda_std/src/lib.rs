@@ -7,7 +7,7 @@
 //! Device code is built by `cuda_builder`: it marks assembly as convergent, which keeps LLVM from duplicating
 //! barriers and matrix instructions into the arms of a branch. Without that step this library is not sound.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
-#![cfg_attr(target_arch = "nvptx64", feature(stdarch_nvptx, asm_experimental_arch))]
+#![cfg_attr(target_arch = "nvptx64", feature(stdarch_nvptx, asm_experimental_arch, core_float_math))]
 
 pub use cuda_std_macros::kernel;
 

@@ -1,6 +1,8 @@
 //! Functions of f32 that `core` has not: exact to about an f32 rounding, built from multiplications and additions, so
 //! that a device and the CPU give the same bits. Where 2^-22 suffices, `ptx::ex2_approx_ftz_f32` is cheaper.
 
+use core::hint::select_unpredictable;
+
 /// `a b + c`, rounded once.
 #[inline(always)]
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
@@ -24,6 +26,10 @@ const LN_2_LOW: f32 = 1.428_606_8e-6;
 /// overflow or be denormal where e^x does not.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
+    // Beyond these bounds the result is 0 or infinite, and n would not fit. Comparisons with NaN are false, so NaN
+    // stays. Written as selects: a branch would diverge.
+    let x = select_unpredictable(x > 89.5, 89.5, x);
+    let x = select_unpredictable(x < -105.0, -105.0, x);
     let rounded = fma(x, core::f32::consts::LOG2_E, ROUND);
     let n = rounded - ROUND;
     let r = fma(n, -LN_2_LOW, fma(n, -LN_2_HIGH, x));
@@ -36,15 +42,7 @@ pub fn exp(x: f32) -> f32 {
     p = fma(p, r, 1.0);
     let n = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
     let half = n >> 1;
-    let y = p * power_of_two(half) * power_of_two(n.wrapping_sub(half));
-    // Outside, n does not fit what is above. Comparisons with NaN are false, so NaN passes through.
-    if x > 89.0 {
-        f32::INFINITY
-    } else if x < -105.0 {
-        0.0
-    } else {
-        y
-    }
+    p * power_of_two(half) * power_of_two(n.wrapping_sub(half))
 }
 
 /// 2^n for n from -126 to 127.
@@ -76,15 +74,9 @@ pub fn ln_1p(x: f32) -> f32 {
     q = fma(q, m, 3.333_345_4e-1);
     q = fma(q, m, -0.5);
     let y = fma(e as f32, core::f32::consts::LN_2, fma(q, m * m, m));
-    if x == f32::INFINITY {
-        x
-    } else if x > -1.0 {
-        y
-    } else if x == -1.0 {
-        f32::NEG_INFINITY
-    } else {
-        f32::NAN
-    }
+    let edge = select_unpredictable(x == -1.0, f32::NEG_INFINITY, f32::NAN);
+    let y = select_unpredictable(x > -1.0, y, edge);
+    select_unpredictable(x == f32::INFINITY, x, y)
 }
 
 #[cfg(test)]

@@ -1,4 +1,6 @@
 //! Conversions and approximate functions. All are functions of registers.
+//!
+//! Plain `+ - * /` of f32 are rounded to nearest even each; nothing is contracted unless written as [`fma_rn_f32`].
 
 use super::{asm, table::instructions};
 
@@ -18,8 +20,6 @@ instructions! {
     /// A number as TF32 (10 bits of fraction), rounded to nearest, ties away from zero.
     pure cvt_rna_tf32_f32(value: reg32 f32) -> (bits: reg32 u32) = "cvt.rna.tf32.f32 {bits}, {value};";
 
-    /// `a b + c`, rounded once.
-    pure fma_rn_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> (d: reg32 f32) = "fma.rn.f32 {d}, {a}, {b}, {c};";
     /// 2^x to 2^-22 relative; denormal numbers count as 0.
     pure ex2_approx_ftz_f32(x: reg32 f32) -> (y: reg32 f32) = "ex2.approx.ftz.f32 {y}, {x};";
     /// Binary logarithm, to 2^-22.6 absolute for x in (0.5, 2), relative elsewhere.
@@ -36,6 +36,16 @@ instructions! {
     pure rcp_approx_ftz_f32(x: reg32 f32) -> (y: reg32 f32) = "rcp.approx.ftz.f32 {y}, {x};";
     /// Square root, to 2^-23 relative.
     pure sqrt_approx_f32(x: reg32 f32) -> (y: reg32 f32) = "sqrt.approx.f32 {y}, {x};";
-    /// Square root, rounded to nearest even.
-    pure sqrt_rn_f32(x: reg32 f32) -> (y: reg32 f32) = "sqrt.rn.f32 {y}, {x};";
+}
+
+/// `a b + c`, rounded once. Not assembly: LLVM knows it, folds constants, and makes a select of a branch around it.
+#[inline(always)]
+pub fn fma_rn_f32(a: f32, b: f32, c: f32) -> f32 {
+    core::f32::math::mul_add(a, b, c)
+}
+
+/// Square root, rounded to nearest even. Not assembly, like [`fma_rn_f32`].
+#[inline(always)]
+pub fn sqrt_rn_f32(x: f32) -> f32 {
+    core::f32::math::sqrt(x)
 }
