@@ -3,6 +3,7 @@
 //! Each subcommand has its arguments (`Args`) and a `run` that writes to a given writer, so that tests can read it.
 
 pub mod doctor;
+mod judge;
 mod options;
 mod output;
 pub mod plan;
@@ -15,6 +16,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 
+pub use judge::{Compared, Pair};
 pub use output::{JsonTarget, OutputError};
 
 /// Context-parallel linear attention (KDA, Gated DeltaNet): each head's state summary leaves for the PEs that need it while

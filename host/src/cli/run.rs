@@ -29,7 +29,7 @@ mod parts;
 mod report;
 mod stage;
 
-pub use check::{Compared, Pair, Verdict};
+use check::Verdict;
 pub use error::RunCommandError;
 pub use report::{PeReport, Report};
 

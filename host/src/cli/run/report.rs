@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 
+use super::super::judge::{Compared, Pair, allowed_between};
 use super::super::output::{number, table};
 use super::input::Job;
-use super::{Compared, Pair, Verdict, World};
+use super::{Verdict, World};
 use crate::inputs::{Dims, Op};
 use crate::op::whole::Whole;
 use crate::op::{Config, Mode};
@@ -35,6 +36,8 @@ pub struct Report {
     pub passed: Option<bool>,
     /// Largest relative RMS error allowed.
     pub tolerance: f64,
+    /// The same against one PE, whose result has rounding errors of its own.
+    pub tolerance_vs_one_pe: f64,
     /// Against the f64 reference.
     pub error: Pair,
     /// Against one PE.
@@ -94,6 +97,7 @@ impl Report {
             m_wire: config.m_wire.resolve(inputs.dtype()),
             passed: verdict.mismatches.as_ref().map(Vec::is_empty),
             tolerance: verdict.tolerance,
+            tolerance_vs_one_pe: allowed_between(verdict.tolerance),
             error: verdict.reference,
             error_vs_one_pe: verdict.one_pe,
             error_vs_file: verdict.file.into_iter().collect(),
