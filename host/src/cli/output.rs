@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use comfy_table::{Cell, CellAlignment, Table, TableComponent, presets};
@@ -14,6 +14,16 @@ pub enum JsonTarget {
     Stdout,
     /// A file, created or replaced.
     File(PathBuf),
+}
+
+impl JsonTarget {
+    /// The file, if it is one.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            JsonTarget::Stdout => None,
+            JsonTarget::File(path) => Some(path),
+        }
+    }
 }
 
 impl FromStr for JsonTarget {

@@ -1,0 +1,298 @@
+//! `deltalink run`: compute inputs on several PEs and check the results.
+//!
+//! The way of the data: [`input`] loads and cuts up, [`stage`] has the PEs compute and brings their parts together on the
+//! PE that reports, [`check`] compares, [`report`] tells. Only `stage` knows whether PEs are threads or processes.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Parser;
+
+use super::options::{DTYPES, M_WIRES, MODES, OPS, chunk, one_of};
+use super::output::{JsonTarget, emit};
+use super::progress::Progress;
+use super::{Exit, Invocation};
+use crate::file::{Entry, FileError, check_writable, save};
+use crate::inputs::{Op, StateLayout};
+use crate::op::whole::Whole;
+use crate::op::{Config, MWire, Mode};
+use crate::tensor::Dtype;
+use crate::trace::Trace;
+use crate::world::{Pe, RunError, WorldOptions};
+
+mod check;
+mod error;
+mod input;
+mod parts;
+mod report;
+mod stage;
+
+use check::Verdict;
+pub use error::RunCommandError;
+pub use report::{PeReport, Report};
+
+use input::Job;
+use stage::Stage;
+
+/// Compute inputs on several PEs, check the results, and show what communication cost.
+///
+/// The tokens of each input are cut into one contiguous range per PE. The outputs `o` and final states `ht` are compared with
+/// those of one PE, with an f64 reference, and with what the input file expects, if it does.
+///
+/// Without --input the inputs are activations of a small trained language model that come with the program.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = "\
+How to read the result:
+  bytes sent         payload that this PE wrote to others
+  compute            time in kernels, waits not counted
+  exposed wait       time in which a worker only waited for other PEs
+  rel. RMS, largest  |found - expected| / |expected|, and the largest single difference
+  transition weight  largest |M S_in| / |S_out|: how much of a state came from an earlier PE. Near 0
+                     a wrong transition M would not show in the errors.
+
+Examples:
+  All bundled inputs on 4 PEs that are threads:
+    deltalink run
+  Your own tensors on 8 processes, results to a file:
+    deltalink run --input x.safetensors --pes 8 --world processes --output y.safetensors
+  What overlap gains, as a timeline for https://ui.perfetto.dev or `deltalink trace`:
+    deltalink run --op kda --trace overlap.json
+    deltalink run --op kda --mode bulk --trace bulk.json
+  Bitwise the result of one PE (cuts are at multiples of the chunk length):
+    deltalink run --mode exact --pes 4
+  Started by MPICH's launcher, which says how many PEs there are:
+    mpiexec.hydra -n 4 deltalink run
+  Figures for a program:
+    deltalink run --json - | jq '.[] | {input, error, exposed_wait_us}'
+
+Input files are safetensors: q, k [B,T,H,K]; v [B,T,HV,V]; g (or g_raw, A_log, dt_bias); beta (or
+beta_logits) [B,T,HV]; optional h0 and cu_seqlens; metadata op = kda or gdn.
+With several inputs the tensors in --output are called <input>.o and <input>.ht.
+
+Exit code: 0 all results are right, 1 one is wrong, 2 they could not be computed.")]
+pub struct Args {
+    /// Tensors to compute with (safetensors). [default: the bundled activations]
+    #[arg(long, value_name = "FILE")]
+    pub input: Option<PathBuf>,
+    /// Only the bundled inputs of this delta rule; with --input, what the file must hold.
+    #[arg(long, value_name = "OP", value_parser = one_of::<Op>(OPS))]
+    pub op: Option<Op>,
+    /// Number of PEs. [default: what the launcher or --cuts say, otherwise 4]
+    #[arg(long, value_name = "P")]
+    pub pes: Option<usize>,
+    /// What a PE is: a thread of this process, or a process of its own.
+    #[arg(long, value_enum)]
+    pub world: Option<World>,
+    /// How summaries travel: overlap sends from inside the scan, bulk between kernels, exact waits for the state first.
+    #[arg(long, default_value = "overlap", value_parser = one_of::<Mode>(MODES))]
+    pub mode: Mode,
+    /// Where to cut the tokens, P - 1 offsets. [default: the file's rank_token_offsets if there are P, otherwise equal shares]
+    #[arg(long, value_name = "OFFSETS", value_delimiter = ',')]
+    pub cuts: Option<Vec<usize>>,
+    /// Round q, k, v, the gate's input and beta to this type first. [default: as in the file]
+    #[arg(long, value_name = "TYPE", value_parser = one_of::<Dtype>(DTYPES))]
+    pub dtype: Option<Dtype>,
+    /// Chunk length.
+    #[arg(long, default_value = "64", value_parser = chunk())]
+    pub chunk: usize,
+    /// Element type of the transition M on the wire; auto: f32 for f32 tensors, otherwise bf16.
+    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = one_of::<MWire>(M_WIRES))]
+    pub m_wire: MWire,
+    /// Check barriers, bounds and unwritten outputs in the kernels. Slow.
+    #[arg(long)]
+    pub checked: bool,
+    /// Compute with NaN and infinity in the input. The errors are then shown, not judged.
+    #[arg(long)]
+    pub allow_nonfinite: bool,
+    /// Write o and ht (safetensors).
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Write the timeline of all PEs (Chrome trace JSON), several inputs one after the other.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Longest time to wait for another PE.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: u64,
+    /// Symmetric heap of each PE; memory that is never touched is not used.
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub heap_mib: u32,
+    /// Also write the report as JSON to FILE; - writes JSON, and nothing else, to standard output.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<JsonTarget>,
+}
+
+impl Default for Args {
+    /// What the command line `deltalink run` means.
+    fn default() -> Self {
+        #[derive(clap::Parser)]
+        struct Alone {
+            #[command(flatten)]
+            args: Args,
+        }
+        Alone::parse_from([OsStr::new("run")]).args
+    }
+}
+
+/// What a PE is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum World {
+    /// A thread.
+    Threads,
+    /// A process.
+    Processes,
+}
+
+impl Args {
+    fn config(&self) -> Config {
+        Config {
+            mode: self.mode,
+            chunk: self.chunk,
+            m_wire: self.m_wire,
+            final_state: true,
+            checked: self.checked,
+            allow_nonfinite: self.allow_nonfinite,
+            workers: None,
+            trace: self.trace.is_some(),
+        }
+    }
+
+    fn world_options(&self) -> WorldOptions {
+        WorldOptions { heap_bytes: (self.heap_mib as usize) << 20, timeout: Duration::from_secs(self.timeout) }
+    }
+
+    /// Number of PEs where no launcher says it.
+    fn pes(&self) -> usize {
+        self.pes.or(self.cuts.as_ref().map(|cuts| cuts.len() + 1)).unwrap_or(4)
+    }
+}
+
+/// Computes and checks what `args` say and writes the report to `out`; as one PE of many if a launcher started this
+/// process, otherwise with PEs of its own. Of several processes only PE 0 writes.
+///
+/// # Errors
+/// [`RunCommandError`] if the results could not be computed or written. Wrong results are [`Exit::Wrong`].
+pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result<Exit, RunCommandError> {
+    let options = args.world_options();
+    if let Some(pe) = Pe::from_environment(&options)? {
+        let rank = pe.rank();
+        return match pe.run(|pe| run_as(args, pe, out)) {
+            Ok(exit) => Ok(exit),
+            Err(error) if rank > 0 => {
+                // PE 0 has heard of it and says it.
+                tracing::debug!(rank, %error, "stopped");
+                Ok(Exit::Failed)
+            }
+            Err(RunError::Pe { error, .. }) => Err(error),
+            Err(RunError::World(error)) => Err(error.into()),
+            Err(RunError::Panic { rank, message }) => Err(crate::world::WorldError::PeFailed { rank, message }.into()),
+        };
+    }
+    let jobs = load(args, args.pes())?;
+    match args.world {
+        Some(World::Processes) => stage::launch(args.pes(), &options, invocation),
+        Some(World::Threads) | None => compute(args, &jobs, &mut Stage::Threads(options), out),
+    }
+}
+
+/// This process is `pe`.
+fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Exit, RunCommandError> {
+    if args.world == Some(World::Threads) {
+        return Err(RunCommandError::ThreadsInLauncher { size: pe.size() });
+    }
+    if let Some(asked) = args.pes.filter(|&pes| pes != pe.size()) {
+        return Err(RunCommandError::LauncherSize { asked, launched: pe.size() });
+    }
+    let jobs = load(args, pe.size())?;
+    compute(args, &jobs, &mut Stage::joined(pe, args.config())?, out)
+}
+
+/// Everything that can be refused before anything is computed.
+fn load(args: &Args, pes: usize) -> Result<Vec<Job>, RunCommandError> {
+    let jobs = input::load(args, pes)?;
+    if let Some(path) = &args.output {
+        check_writable(path)?;
+    }
+    for path in [args.trace.as_deref(), args.json.as_ref().and_then(JsonTarget::file)].into_iter().flatten() {
+        check_writable(path)?;
+    }
+    Ok(jobs)
+}
+
+/// Computes all inputs; then the PE that has the results checks and reports them.
+fn compute(args: &Args, jobs: &[Job], stage: &mut Stage<'_>, out: &mut impl Write) -> Result<Exit, RunCommandError> {
+    let config = args.config();
+    let visible = stage.reports() && args.json != Some(JsonTarget::Stdout);
+    // One step to compute an input and three to check it.
+    let progress = Progress::new(jobs.len() * 4, visible);
+    let mut results = Vec::new();
+    for job in jobs {
+        progress.start(format!("{}: computing on {} PEs", job.name, job.plan.pes()));
+        results.push(stage.forward(job, &config)?);
+        progress.done();
+    }
+    let Some(results) = results.into_iter().collect::<Option<Vec<Whole>>>() else {
+        return Ok(Exit::Success); // PE 0 has them
+    };
+
+    let mut reports = Vec::new();
+    for (job, whole) in jobs.iter().zip(&results) {
+        let verdict = check::check(job, whole, &config, &progress)?;
+        reports.push(Report::new(job, whole, &config, stage.world(), verdict));
+    }
+    drop(progress);
+    if let Some(path) = &args.output {
+        write_results(path, jobs, &results)?;
+    }
+    if let Some(path) = &args.trace {
+        in_turn(jobs, &results).save(path)?;
+    }
+    emit(out, args.json.as_ref(), &reports, || report::text(&reports))?;
+    let wrong = reports.iter().any(|report| report.passed == Some(false));
+    Ok(if wrong { Exit::Wrong } else { Exit::Success })
+}
+
+fn write_results(path: &Path, jobs: &[Job], results: &[Whole]) -> Result<(), FileError> {
+    let name = |job: &Job, tensor: &str| match jobs {
+        [_] => tensor.to_owned(),
+        _ => format!("{}.{tensor}", job.name),
+    };
+    let mut tensors = Vec::new();
+    for (job, whole) in jobs.iter().zip(results) {
+        tensors.push((name(job, "o"), &whole.o));
+        tensors.extend(whole.final_state.as_ref().map(|state| (name(job, "ht"), state)));
+    }
+    let entries: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), Entry::Tensor(tensor))).collect();
+    let mut metadata = vec![("deltalink", env!("CARGO_PKG_VERSION").to_owned())];
+    if let [job] = jobs {
+        let settings = job.file.settings();
+        let layout = match settings.layout {
+            StateLayout::KFirst => "K-first",
+            StateLayout::VFirst => "V-first",
+        };
+        metadata.push(("op", settings.op.to_string()));
+        metadata.push(("layout", layout.to_owned()));
+    }
+    save(path, &entries, &metadata)
+}
+
+/// The timelines of all inputs on one axis, one after the other.
+fn in_turn(jobs: &[Job], results: &[Whole]) -> Trace {
+    let names: Vec<&str> = jobs.iter().map(|job| job.name.as_str()).collect();
+    let mut all = Trace::new(format!("forward of {}", names.join(", ")), "");
+    let mut begin = 0;
+    for trace in results.iter().filter_map(|whole| whole.trace.as_ref()) {
+        all.track_name.clone_from(&trace.track_name);
+        all.events.extend(trace.events.iter().cloned().map(|mut event| {
+            event.start_ns += begin;
+            event.end_ns += begin;
+            event
+        }));
+        // A gap of a twentieth shows where the next input begins.
+        let (_, end) = trace.span_ns().unwrap_or_default();
+        begin += end + end / 20;
+    }
+    all
+}

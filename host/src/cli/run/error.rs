@@ -1,0 +1,77 @@
+//! Why `deltalink run` has no results.
+
+use super::super::output::OutputError;
+use crate::error::InputError;
+use crate::file::FileError;
+use crate::inputs::Op;
+use crate::op::OpError;
+use crate::plan::PlanError;
+use crate::reference::ProblemError;
+use crate::trace::TraceError;
+use crate::world::{ExitReport, WorldError};
+
+/// The results could not be computed or written.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the messages say what each field is
+pub enum RunCommandError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("{input}: {source}")]
+    Input { input: String, source: InputError },
+    #[error("{input}: {source}")]
+    Problem { input: String, source: ProblemError },
+    #[error("{input}: {source}")]
+    Plan { input: String, source: PlanError },
+    #[error("{input} holds {found} tensors, --op asks for {asked}; leave --op out or pass a file of that op")]
+    Op { input: String, found: Op, asked: Op },
+    #[error(
+        "--cuts has {cuts} offsets, which make {} PEs, and there are {pes}; give {} offsets",
+        cuts + 1,
+        pes.saturating_sub(1)
+    )]
+    Cuts { cuts: usize, pes: usize },
+    #[error(
+        "{input}: tensor {name} has shape {found:?}, the result has {want:?}; correct the expected tensor or remove it"
+    )]
+    Expected { input: String, name: &'static str, found: Vec<usize>, want: Vec<usize> },
+    #[error(
+        "--pes asks for {asked} PEs, the launcher started {launched}; leave --pes out, or start as many processes (-n {asked})"
+    )]
+    LauncherSize { asked: usize, launched: usize },
+    #[error(
+        "--world threads was asked for in one of {size} processes of a launcher, each of which is a PE; \
+         leave --world out, or start the program without the launcher"
+    )]
+    ThreadsInLauncher { size: usize },
+    #[error("{input}: {source}")]
+    Compute { input: String, source: OpError },
+    #[error(transparent)]
+    Options(#[from] OpError),
+    #[error(transparent)]
+    World(#[from] WorldError),
+    #[error("{0}")]
+    Processes(ExitReport),
+    #[error("the result that PE {rank} sent cannot be read ({reason}); start all PEs with one program")]
+    Part { rank: usize, reason: String },
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+}
+
+impl RunCommandError {
+    /// What else to try, if the message itself does not say it.
+    pub fn help(&self) -> Option<&'static str> {
+        match self {
+            Self::File(FileError::Foreign { .. } | FileError::MissingTensor { .. }) => {
+                Some("`deltalink help run` lists the tensors of an input file")
+            }
+            Self::Compute { source: OpError::Heap(crate::heap::HeapError::OutOfMemory { .. }), .. } => {
+                Some("--heap-mib makes the symmetric heap larger")
+            }
+            Self::Compute { source: OpError::World(WorldError::Timeout { .. }) | OpError::Expired(_), .. }
+            | Self::World(WorldError::Timeout { .. }) => Some("--timeout sets how long a PE waits for another"),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! What `deltalink run` says: JSON for programs, tables for eyes.
+
+use serde::Serialize;
+
+use super::super::judge::{Compared, Pair, allowed_between};
+use super::super::output::{number, table};
+use super::input::Job;
+use super::{Verdict, World};
+use crate::inputs::{Dims, Op};
+use crate::op::whole::Whole;
+use crate::op::{Config, Mode};
+use crate::tensor::Dtype;
+
+/// One input; the JSON is a list of these. Numbers that are not finite are `null` in JSON.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Version of this layout: 1.
+    pub schema: u32,
+    /// Delta rule.
+    pub op: Op,
+    /// Path or name of the input.
+    pub input: String,
+    /// Number of PEs.
+    pub pes: usize,
+    /// What a PE is.
+    pub world: World,
+    /// How summaries travelled.
+    pub mode: Mode,
+    /// Element type of q, k, v and o.
+    pub dtype: Dtype,
+    /// Chunk length.
+    pub chunk: usize,
+    /// Element type of M on the wire.
+    pub m_wire: Dtype,
+    /// Whether all errors are within the tolerance; `null` if the inputs are not finite.
+    pub passed: Option<bool>,
+    /// Largest relative RMS error allowed.
+    pub tolerance: f64,
+    /// The same against one PE, whose result has rounding errors of its own.
+    pub tolerance_vs_one_pe: f64,
+    /// Against the f64 reference.
+    pub error: Pair,
+    /// Against one PE.
+    pub error_vs_one_pe: Pair,
+    /// Against what the file expects, by tensor.
+    pub error_vs_file: std::collections::BTreeMap<String, Compared>,
+    /// Largest `|M S_in| / |S_out|`.
+    pub transition_weight: f64,
+    /// Largest exposed wait of any PE, in microseconds.
+    pub exposed_wait_us: f64,
+    /// By rank.
+    pub pe: Vec<PeReport>,
+    /// What is wrong, in words.
+    pub mismatches: Vec<String>,
+    #[serde(skip)]
+    dims: Dims,
+}
+
+/// Counts and times of one PE.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PeReport {
+    /// Rank.
+    pub rank: usize,
+    /// Tokens, over all rows of the batch.
+    pub tokens: usize,
+    /// Payload sent to other PEs.
+    pub bytes_sent: u64,
+    /// Time in kernels without waits, in microseconds.
+    pub compute_us: f64,
+    /// Time in which a worker only waited for other PEs, in microseconds.
+    pub exposed_wait_us: f64,
+}
+
+impl Report {
+    pub(super) fn new(job: &Job, whole: &Whole, config: &Config, world: World, verdict: Verdict) -> Self {
+        let inputs = job.file.inputs();
+        let (q, v) = (inputs.q.shape(), inputs.v.shape());
+        let dims = Dims { b: q[0], t: q[1], h: q[2], hv: v[2], k: q[3], v: v[3] };
+        let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
+        let pe = whole.reports.iter().enumerate().map(|(rank, r)| PeReport {
+            rank,
+            tokens: r.tokens,
+            bytes_sent: r.bytes_sent,
+            compute_us: us(r.compute),
+            exposed_wait_us: us(r.exposed_wait),
+        });
+        let pe: Vec<PeReport> = pe.collect();
+        Self {
+            schema: 1,
+            op: inputs.op,
+            input: job.name.clone(),
+            pes: job.plan.pes(),
+            world,
+            mode: config.mode,
+            dtype: inputs.dtype(),
+            chunk: config.chunk,
+            m_wire: config.m_wire.resolve(inputs.dtype()),
+            passed: verdict.mismatches.as_ref().map(Vec::is_empty),
+            tolerance: verdict.tolerance,
+            tolerance_vs_one_pe: allowed_between(verdict.tolerance),
+            error: verdict.reference,
+            error_vs_one_pe: verdict.one_pe,
+            error_vs_file: verdict.file.into_iter().collect(),
+            transition_weight: verdict.transition_weight,
+            exposed_wait_us: pe.iter().map(|pe| pe.exposed_wait_us).fold(0.0, f64::max),
+            pe,
+            mismatches: verdict.mismatches.unwrap_or_default(),
+            dims,
+        }
+    }
+
+    fn text(&self) -> String {
+        let Dims { b, t, h, hv, k, v } = self.dims;
+        let world = match self.world {
+            World::Threads => "threads",
+            World::Processes => "processes",
+        };
+        let Self { op, input, pes, mode, chunk, dtype, m_wire, .. } = self;
+        let mut text = format!(
+            "{op} {dtype} {input}: B={b} T={t} H={h} HV={hv} K={k} V={v}\n\
+             {pes} {} ({world}), mode {mode}, chunks of {chunk} tokens, M travels in {m_wire}\n\n",
+            if *pes == 1 { "PE" } else { "PEs" }
+        );
+
+        let mut pes = table(["PE", "tokens", "bytes sent", "compute", "exposed wait"].map(number));
+        for pe in &self.pe {
+            let numbers = [pe.rank.to_string(), pe.tokens.to_string(), pe.bytes_sent.to_string()];
+            let times = [time(pe.compute_us), time(pe.exposed_wait_us)];
+            pes.add_row(numbers.into_iter().chain(times).map(number));
+        }
+        text += &indented(&pes.trim_fmt());
+
+        let head = ["compared with", "o: rel. RMS", "largest", "ht: rel. RMS", "largest"];
+        let mut errors = table(head.map(number));
+        errors.column_mut(0).map(|column| column.set_cell_alignment(comfy_table::CellAlignment::Left));
+        let mut row = |name: &str, o: Option<&Compared>, ht: Option<&Compared>| {
+            let cells = [o, ht].into_iter().flat_map(|error| match error {
+                Some(error) => [format!("{:.1e}", error.rel_rms), format!("{:.1e}", error.max_abs)],
+                None => ["-".to_owned(), "-".to_owned()],
+            });
+            errors.add_row(std::iter::once(name.into()).chain(cells.map(number)));
+        };
+        row("one PE", Some(&self.error_vs_one_pe.o), Some(&self.error_vs_one_pe.ht));
+        row("f64 reference", Some(&self.error.o), Some(&self.error.ht));
+        if !self.error_vs_file.is_empty() {
+            row("the file", self.error_vs_file.get("o"), self.error_vs_file.get("ht"));
+        }
+        text += "\n";
+        text += &indented(&errors.trim_fmt());
+
+        text += &format!("\n  transition weight {:.3}; ", self.transition_weight);
+        text += &match self.passed {
+            Some(true) => format!("all relative errors are within {:.0e}: ok\n", self.tolerance),
+            Some(false) => {
+                let wrong: String = self.mismatches.iter().map(|text| format!("    {text}\n")).collect();
+                format!("WRONG, a relative error may be {:.0e}:\n{wrong}", self.tolerance)
+            }
+            None => "the input is not finite, so the errors are not judged\n".to_owned(),
+        };
+        text
+    }
+}
+
+/// All inputs for eyes.
+pub(super) fn text(reports: &[Report]) -> String {
+    let texts: Vec<String> = reports.iter().map(Report::text).collect();
+    texts.join("\n\n")
+}
+
+fn indented(table: &str) -> String {
+    table.lines().map(|line| format!("  {}\n", line.trim_end())).collect()
+}
+
+fn time(us: f64) -> String {
+    match us {
+        0.0..1e4 => format!("{us:.1} us"),
+        1e4..1e7 => format!("{:.1} ms", us / 1e3),
+        _ => format!("{:.2} s", us / 1e6),
+    }
+}

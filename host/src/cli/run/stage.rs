@@ -1,0 +1,85 @@
+//! Where the PEs are: threads, or processes that started themselves or were started by a launcher.
+
+use std::time::{Duration, Instant};
+
+use super::input::Job;
+use super::{Exit, Invocation, RunCommandError, World, parts};
+use crate::op::whole::{self, Share, Whole, join};
+use crate::op::{Config, ContextParallel, OpError};
+use crate::world::{Launch, Pe, WorldOptions};
+
+/// The PEs that compute, as this process sees them.
+pub(super) enum Stage<'pe> {
+    /// All are threads of this process.
+    Threads(WorldOptions),
+    /// This process is one of them.
+    Joined { pe: &'pe Pe, op: Box<ContextParallel<'pe>> },
+}
+
+impl<'pe> Stage<'pe> {
+    /// This process as `pe` of its world.
+    pub fn joined(pe: &'pe Pe, config: Config) -> Result<Self, OpError> {
+        let mut op = Box::new(ContextParallel::new(pe, config)?);
+        op.set_clock_origin(machine_epoch());
+        Ok(Stage::Joined { pe, op })
+    }
+
+    /// Whether the results arrive here.
+    pub fn reports(&self) -> bool {
+        match self {
+            Stage::Threads(_) => true,
+            Stage::Joined { pe, .. } => pe.rank() == 0,
+        }
+    }
+
+    /// What a PE is.
+    pub fn world(&self) -> World {
+        match self {
+            Stage::Threads(_) => World::Threads,
+            Stage::Joined { .. } => World::Processes,
+        }
+    }
+
+    /// Computes `job` on all PEs. The result of all of them arrives where [`reports`](Self::reports) says; `None` elsewhere.
+    pub fn forward(&mut self, job: &Job, config: &Config) -> Result<Option<Whole>, RunCommandError> {
+        let inputs = job.file.inputs();
+        let failed = |source| RunCommandError::Compute { input: job.name.clone(), source };
+        match self {
+            Stage::Threads(options) => whole::forward(&job.plan, &inputs, config, options).map(Some).map_err(failed),
+            Stage::Joined { pe, op } => {
+                let share = Share::new(&job.plan, pe.rank(), &inputs);
+                let part = op.forward(&job.plan, &share.inputs(&inputs)).map_err(failed)?;
+                let Some(all) = pe.gather("results", 0, &parts::encode(&part))? else {
+                    return Ok(None);
+                };
+                let decode = |(rank, bytes): (usize, &Vec<u8>)| {
+                    parts::decode(bytes).map_err(|reason| RunCommandError::Part { rank, reason })
+                };
+                let all = all.iter().enumerate().map(decode).collect::<Result<Vec<_>, _>>()?;
+                Ok(Some(join(&job.plan, &inputs, all)))
+            }
+        }
+    }
+}
+
+/// The zero of the machine's monotonic clock, the same for all its processes.
+fn machine_epoch() -> Instant {
+    let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let since = Duration::new(clock.tv_sec.unsigned_abs(), clock.tv_nsec.unsigned_abs() as u32);
+    let now = Instant::now();
+    // Where this cannot be represented each process keeps an axis of its own.
+    now.checked_sub(since).unwrap_or(now)
+}
+
+/// Starts this program again as each of `pes` PEs and waits for them. They write what there is to say.
+pub(super) fn launch(pes: usize, options: &WorldOptions, invocation: &Invocation) -> Result<Exit, RunCommandError> {
+    let report = Launch::new(pes, options, &invocation.program).args(invocation.args.iter().cloned()).run()?;
+    if report.success() {
+        return Ok(Exit::Success);
+    }
+    match report.exits.first().and_then(|exit| exit.status.code()) {
+        Some(1) => Ok(Exit::Wrong),
+        Some(2) => Ok(Exit::Failed),
+        _ => Err(RunCommandError::Processes(report)),
+    }
+}

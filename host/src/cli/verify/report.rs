@@ -1,0 +1,192 @@
+//! What `deltalink verify` says: a row per group, then each failure with the command that repeats it.
+
+use serde::Serialize;
+
+use super::super::judge::Pair;
+use super::super::output::{number, table};
+use super::matrix::Case;
+use super::measure::{Figures, Outcome};
+use crate::tensor::Dtype;
+
+/// From here on a wrong transition M would show in the errors.
+const MATTERS: f64 = 0.1;
+
+/// All cases; the JSON. Numbers that are not finite are `null` in JSON.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Version of this layout: 1.
+    pub schema: u32,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Whether all is right.
+    pub passed: bool,
+    /// Number of cases.
+    pub cases: usize,
+    /// Cases that must equal one PE bit for bit.
+    pub bitwise: usize,
+    /// Cases with a transition weight above 0.1.
+    pub weighty: usize,
+    /// Largest transition weight, `|M S_in| / |S_out|`, of any case.
+    pub transition_weight: f64,
+    /// By group and element type.
+    pub groups: Vec<Group>,
+    /// Cases that are wrong.
+    pub failures: Vec<Failure>,
+    /// What is wrong with the choice of cases as a whole.
+    pub complaints: Vec<String>,
+}
+
+/// Cases of one kind in one element type.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Group {
+    /// What they are examples of.
+    pub group: &'static str,
+    /// Element type of q, k, v and o.
+    pub dtype: Dtype,
+    /// Number of cases.
+    pub cases: usize,
+    /// Number of wrong ones.
+    pub failed: usize,
+    /// The case whose largest error comes closest to what is allowed; absent if none could be computed.
+    pub worst: Option<Worst>,
+}
+
+/// Errors of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Worst {
+    /// Number of the case.
+    pub case: usize,
+    /// Against the f64 reference.
+    pub error: Pair,
+    /// Against one PE.
+    pub error_vs_one_pe: Pair,
+    /// Largest relative RMS error allowed.
+    pub tolerance: f64,
+}
+
+/// A case that is wrong.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Failure {
+    /// Number of the case.
+    pub case: usize,
+    /// The case in words.
+    pub what: String,
+    /// What is wrong.
+    pub mismatches: Vec<String>,
+    /// The command that repeats it.
+    pub repeat: String,
+}
+
+impl Report {
+    /// Sums up. If `whole`, the cases must include some in which the transition matters.
+    pub(super) fn new(seed: u64, whole: bool, cases: &[Case], outcomes: &[Outcome]) -> Self {
+        let weights: Vec<f64> =
+            outcomes.iter().filter_map(|outcome| Some(outcome.figures?.transition_weight)).collect();
+        let weighty = weights.iter().filter(|&&weight| weight > MATTERS).count();
+        let failures: Vec<Failure> = cases
+            .iter()
+            .zip(outcomes)
+            .filter(|(_, outcome)| !outcome.mismatches.is_empty())
+            .map(|(case, outcome)| Failure {
+                case: case.number,
+                what: case.to_string(),
+                mismatches: outcome.mismatches.clone(),
+                repeat: format!("deltalink verify --seed {seed} --case {}", case.number),
+            })
+            .collect();
+        let mut complaints = Vec::new();
+        if whole && weighty == 0 {
+            complaints.push(format!("no case has a transition weight above {MATTERS}: a wrong M might go unnoticed"));
+        }
+        Self {
+            schema: 1,
+            seed,
+            passed: failures.is_empty() && complaints.is_empty(),
+            cases: cases.len(),
+            bitwise: cases.iter().filter(|case| case.bitwise()).count(),
+            weighty,
+            transition_weight: weights.into_iter().fold(0.0, f64::max),
+            groups: groups(cases, outcomes),
+            failures,
+            complaints,
+        }
+    }
+
+    pub(super) fn text(&self) -> String {
+        let head = ["cases", "o", "ht", "one PE", "allowed"].map(number);
+        let [cases, o, ht, one_pe, allowed] = head;
+        let mut rows = table(["group".into(), "type".into(), cases, o, ht, one_pe, allowed, "".into()]);
+        for group in &self.groups {
+            let status = if group.failed == 0 { "ok".to_owned() } else { format!("WRONG: {}", group.failed) };
+            let numbers = match &group.worst {
+                Some(worst) => {
+                    let one_pe = worst.error_vs_one_pe.o.rel_rms.max(worst.error_vs_one_pe.ht.rel_rms);
+                    let error = worst.error;
+                    let errors = [error.o.rel_rms, error.ht.rel_rms, one_pe].map(|x| format!("{x:.1e}"));
+                    let allowed = format!("{:.0e}", worst.tolerance);
+                    errors.into_iter().chain([allowed]).collect()
+                }
+                None => vec!["-".to_owned(); 4],
+            };
+            let names = [group.group.to_owned(), group.dtype.to_string()].map(comfy_table::Cell::new);
+            let numbers = std::iter::once(group.cases.to_string()).chain(numbers).map(number);
+            rows.add_row(names.into_iter().chain(numbers).chain([comfy_table::Cell::new(status)]));
+        }
+        let mut text: String = rows.trim_fmt().lines().map(|line| format!("{}\n", line.trim_end())).collect();
+        text += "\n\
+            Relative RMS errors: o and ht against the f64 reference; both against one PE (the larger one\n\
+            is shown), where sqrt(2) times as much is allowed.\n\n";
+        text += &format!(
+            "The transition matters (weight above {MATTERS}) in {} of {} cases, at most {:.2}.\n",
+            self.weighty, self.cases, self.transition_weight
+        );
+        if self.bitwise > 0 {
+            text += &format!("{} cases must equal one PE bit for bit.\n", self.bitwise);
+        }
+        for failure in &self.failures {
+            text += &format!("\n#{} {}\n", failure.case, failure.what);
+            for mismatch in &failure.mismatches {
+                text += &format!("  {mismatch}\n");
+            }
+            text += &format!("  again: {}\n", failure.repeat);
+        }
+        for complaint in &self.complaints {
+            text += &format!("\n{complaint}\n");
+        }
+        text += &match self.failures.len() {
+            0 if self.passed => format!("\nAll {} cases are right (seed {}).\n", self.cases, self.seed),
+            0 => "\nWRONG as a whole.\n".to_owned(),
+            wrong => format!("\n{wrong} of {} cases are WRONG (seed {}).\n", self.cases, self.seed),
+        };
+        text
+    }
+}
+
+fn groups(cases: &[Case], outcomes: &[Outcome]) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    let mut strains: Vec<f64> = Vec::new();
+    for (case, outcome) in cases.iter().zip(outcomes) {
+        let (group, dtype) = (case.group, case.spec.dtype);
+        let known = groups.iter().position(|known| (known.group, known.dtype) == (group, dtype));
+        let at = known.unwrap_or_else(|| {
+            groups.push(Group { group, dtype, cases: 0, failed: 0, worst: None });
+            strains.push(f64::NEG_INFINITY);
+            groups.len() - 1
+        });
+        let entry = &mut groups[at];
+        entry.cases += 1;
+        entry.failed += usize::from(!outcome.mismatches.is_empty());
+        if let Some(figures) = outcome.figures.filter(|figures| figures.strain() > strains[at]) {
+            strains[at] = figures.strain();
+            let Figures { reference: error, one_pe: error_vs_one_pe, tolerance, .. } = figures;
+            entry.worst = Some(Worst { case: case.number, error, error_vs_one_pe, tolerance });
+        }
+    }
+    // Groups in their order, within each f32 before bf16 and f16.
+    let order = |group: &Group| {
+        let first = cases.iter().position(|case| case.group == group.group);
+        (first, [Dtype::F32, Dtype::Bf16, Dtype::F16].iter().position(|&dtype| dtype == group.dtype))
+    };
+    groups.sort_by_key(order);
+    groups
+}
