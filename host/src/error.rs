@@ -43,3 +43,10 @@ pub enum InputError {
     #[error("chunk is {found}; it must be 16, 32 or 64")]
     Chunk { found: usize },
 }
+
+/// For conversions that cannot fail.
+impl From<std::convert::Infallible> for InputError {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}

@@ -99,6 +99,54 @@ pub struct Inputs<'a> {
     pub state_layout: StateLayout,
 }
 
+impl<'a> Inputs<'a> {
+    /// Inputs of Kimi Delta Attention with the log decay `g` `[B,T,HV,K]` and `beta` `[B,T,HV]` themselves; everything
+    /// else as it is by default. The tensors are all arrays (`&Array`, `ArrayView`) or all [`TensorView`]s.
+    ///
+    /// Options are set with the fields: `Inputs { l2norm: true, ..Inputs::kda(&q, &k, &v, &g, &beta)? }`.
+    ///
+    /// # Errors
+    /// [`InputError::NotContiguous`] if an array is not in row-major order.
+    pub fn kda<E: Into<InputError>>(
+        q: impl TryInto<TensorView<'a>, Error = E>,
+        k: impl TryInto<TensorView<'a>, Error = E>,
+        v: impl TryInto<TensorView<'a>, Error = E>,
+        g: impl TryInto<TensorView<'a>, Error = E>,
+        beta: impl TryInto<TensorView<'a>, Error = E>,
+    ) -> Result<Self, InputError> {
+        Ok(Self {
+            op: Op::Kda,
+            q: view(q)?,
+            k: view(k)?,
+            v: view(v)?,
+            gate: Gate::Given(view(g)?),
+            beta: Beta::Given(view(beta)?),
+            scale: None,
+            l2norm: false,
+            initial_state: None,
+            state_layout: StateLayout::default(),
+        })
+    }
+
+    /// Inputs of Gated DeltaNet, as [`Inputs::kda`], with `g` `[B,T,HV]`.
+    ///
+    /// # Errors
+    /// As [`Inputs::kda`].
+    pub fn gdn<E: Into<InputError>>(
+        q: impl TryInto<TensorView<'a>, Error = E>,
+        k: impl TryInto<TensorView<'a>, Error = E>,
+        v: impl TryInto<TensorView<'a>, Error = E>,
+        g: impl TryInto<TensorView<'a>, Error = E>,
+        beta: impl TryInto<TensorView<'a>, Error = E>,
+    ) -> Result<Self, InputError> {
+        Ok(Self { op: Op::Gdn, ..Self::kda(q, k, v, g, beta)? })
+    }
+}
+
+fn view<'a, E: Into<InputError>>(x: impl TryInto<TensorView<'a>, Error = E>) -> Result<TensorView<'a>, InputError> {
+    x.try_into().map_err(Into::into)
+}
+
 /// The sizes that follow from [`Inputs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dims {
@@ -285,4 +333,36 @@ pub(crate) fn unravel(mut flat: usize, shape: &[usize]) -> Vec<usize> {
         flat /= n;
     }
     index
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::{Array3, Array4};
+
+    use super::*;
+
+    #[test]
+    fn arrays_and_views_make_the_same_inputs() {
+        let (x, g) = (Array4::<f32>::zeros((1, 5, 2, 16)), Array4::<f32>::zeros((1, 5, 4, 16)));
+        let (v, beta) = (Array4::<f32>::zeros((1, 5, 4, 32)), Array3::<f32>::zeros((1, 5, 4)));
+        let dims = Dims { b: 1, t: 5, h: 2, hv: 4, k: 16, v: 32 };
+        let kda = Inputs::kda(&x, &x, &v, &g, &beta).unwrap();
+        assert_eq!((kda.op, kda.dims()), (Op::Kda, Ok(dims)));
+        // Gated DeltaNet has one decay for each head, so here the shape of g tells the two apart.
+        let [q, v, h] = [x.view(), v.view(), g.view()].map(|a| TensorView::try_from(a).unwrap());
+        let b = TensorView::try_from(&beta).unwrap();
+        let gdn = Inputs::gdn(q.clone(), q.clone(), v.clone(), b.clone(), b.clone()).unwrap();
+        assert_eq!((gdn.op, gdn.dims()), (Op::Gdn, Ok(dims)));
+        let wrong = Inputs::gdn(q.clone(), q, v, h, b).unwrap().dims();
+        assert_eq!(wrong, Err(InputError::Rank { name: "g", shape: vec![1, 5, 4, 16], want: 3 }));
+    }
+
+    #[test]
+    fn an_array_in_another_order_makes_no_inputs() {
+        let (x, beta) = (Array4::<f32>::zeros((1, 5, 2, 16)), Array3::<f32>::zeros((1, 5, 2)));
+        let turned = Array4::<f32>::zeros((2, 5, 1, 16));
+        let swapped = turned.view().permuted_axes([2, 1, 0, 3]);
+        let error = Inputs::kda(x.view(), swapped, x.view(), x.view(), beta.view()).unwrap_err();
+        assert_eq!(error, InputError::NotContiguous { shape: vec![1, 5, 2, 16] });
+    }
 }

@@ -1,7 +1,7 @@
 //! Borrowed, contiguous, row-major tensors: what a caller hands to the operation.
 
 use half::{bf16, f16};
-use ndarray::{ArrayView, Dimension};
+use ndarray::{Array, ArrayView, Dimension};
 
 use crate::error::InputError;
 
@@ -165,12 +165,27 @@ impl<'a> TensorView<'a> {
     }
 }
 
-impl<'a, D: Dimension> TryFrom<ArrayView<'a, f32, D>> for TensorView<'a> {
+/// A view of any dimension of f32, bf16 or f16 in row-major order.
+impl<'a, T, D: Dimension> TryFrom<ArrayView<'a, T, D>> for TensorView<'a>
+where
+    Data<'a>: From<&'a [T]>,
+{
     type Error = InputError;
-    fn try_from(a: ArrayView<'a, f32, D>) -> Result<Self, InputError> {
+    fn try_from(a: ArrayView<'a, T, D>) -> Result<Self, InputError> {
         let shape = a.shape().to_vec();
         let data = a.to_slice().ok_or_else(|| InputError::NotContiguous { shape: shape.clone() })?;
         TensorView::new(&shape, data)
+    }
+}
+
+/// An array of any dimension of f32, bf16 or f16 in row-major order.
+impl<'a, T, D: Dimension> TryFrom<&'a Array<T, D>> for TensorView<'a>
+where
+    Data<'a>: From<&'a [T]>,
+{
+    type Error = InputError;
+    fn try_from(a: &'a Array<T, D>) -> Result<Self, InputError> {
+        a.view().try_into()
     }
 }
 
@@ -270,5 +285,29 @@ impl Tensor {
     /// The same values in another element type (nearest, ties to even).
     pub fn to_dtype(&self, dtype: Dtype) -> Tensor {
         Tensor { shape: self.shape.clone(), data: Buffer::from_f64(dtype, self.data.to_f64()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array3;
+
+    use super::*;
+
+    #[test]
+    fn arrays_are_borrowed_in_their_own_type() {
+        let a = Array3::from_shape_fn((2, 3, 4), |(i, j, k)| bf16::from_f64((100 * i + 10 * j + k) as f64));
+        let x = TensorView::try_from(&a).unwrap();
+        assert_eq!((x.shape(), x.dtype(), x.get(23)), (&[2, 3, 4][..], Dtype::Bf16, 123.0));
+        let last = TensorView::try_from(a.index_axis(ndarray::Axis(0), 1)).unwrap();
+        assert_eq!((last.shape(), last.get(0)), (&[3, 4][..], 100.0));
+    }
+
+    #[test]
+    fn arrays_in_another_order_are_refused() {
+        let a = Array3::<f32>::zeros((2, 3, 4));
+        let error = TensorView::try_from(a.t()).unwrap_err();
+        assert_eq!(error, InputError::NotContiguous { shape: vec![4, 3, 2] });
+        assert!(error.to_string().contains("make a contiguous copy"), "{error}");
     }
 }
