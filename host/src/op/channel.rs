@@ -1,6 +1,5 @@
 //! A channel's memory in the symmetric heap.
 
-use kernels_gpu::params::Array;
 use kernels_gpu::protocol::ChannelLayout;
 
 use super::{Config, OpError};
@@ -11,12 +10,11 @@ use crate::world::Pe;
 
 /// Slots and words of one layout, with their addresses on every PE, and the epoch of the last step.
 pub(super) struct Channel {
-    payload: Symmetric<u8>,
+    /// Held for their memory; reached through the addresses.
+    _memory: (Symmetric<u8>, Symmetric<u64>),
     payload_addresses: Vec<u64>,
-    /// Held for its memory; reached through the addresses.
-    _words: Symmetric<u64>,
     word_addresses: Vec<u64>,
-    epoch: [u64; 1],
+    epoch: u64,
 }
 
 /// The layout that a plan and its tensors ask for.
@@ -38,42 +36,27 @@ impl Channel {
         Ok(Self {
             payload_addresses: addresses(&|rank| payload.peer_addr(rank) as u64),
             word_addresses: addresses(&|rank| words.peer_addr(rank) as u64),
-            payload,
-            _words: words,
-            epoch: [0],
+            _memory: (payload, words),
+            epoch: 0,
         })
     }
 
     /// Begins the next step on this channel.
     pub fn advance(&mut self) {
-        self.epoch[0] += 1;
+        self.epoch += 1;
     }
 
     pub fn epoch(&self) -> u64 {
-        self.epoch[0]
+        self.epoch
     }
 
-    pub fn epoch_array(&self) -> Array {
-        Array::of(&self.epoch)
+    /// Address of every PE's payload memory, as this PE reaches it.
+    pub fn payload_addresses(&self) -> &[u64] {
+        &self.payload_addresses
     }
 
-    pub fn payload_array(&self) -> Array {
-        Array::of(&self.payload_addresses)
-    }
-
-    pub fn words_array(&self) -> Array {
-        Array::of(&self.word_addresses)
-    }
-
-    /// Copies `bytes` bytes at `from` of the payload of PE `source` to `to` of this PE's.
-    pub fn copy_from_peer(&self, source: usize, from: usize, to: usize, bytes: usize) {
-        assert!(from.max(to) + bytes <= self.payload.len(), "slots lie inside the payload");
-        // SAFETY: both ranges lie inside the object, which every PE has allocated with this length; they belong to
-        // different PEs; the caller has synchronised with the writer of the source (a barrier after the scan), and
-        // nothing else touches the destination slot until its ack.
-        unsafe {
-            let source = self.payload.peer_addr(source).add(from);
-            std::ptr::copy_nonoverlapping(source, self.payload.addr().add(to), bytes);
-        }
+    /// Address of every PE's words, as this PE reaches them.
+    pub fn word_addresses(&self) -> &[u64] {
+        &self.word_addresses
     }
 }
