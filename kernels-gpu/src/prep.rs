@@ -24,7 +24,7 @@ pub const WARPGROUPS: usize = 2;
 /// Added to the sum of squares in the norm of q and k.
 const NORM_EPSILON: f32 = 1e-6;
 
-/// Floor of beta in A': a column of A' must stay invertible, so that a backward pass can take beta out again.
+/// Floor of |beta| in A': a column of A' must stay invertible, so that a backward pass can take beta out again.
 const BETA_FLOOR: f32 = 1e-20;
 
 /// Bytes of shared memory of a block, for a gate with a decay per channel or not.
@@ -157,7 +157,7 @@ fn rows_and_steps<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at:
             if factor == 0.0 { x } else { factor * sigmoid(x) }
         });
         wg.sync();
-        wg.convert(t.beta_floored, t.beta, |x| if x < BETA_FLOOR { BETA_FLOOR } else { x });
+        wg.convert(t.beta_floored, t.beta, |x| if x.abs() < BETA_FLOOR { BETA_FLOOR } else { x });
     }
 }
 

@@ -3,13 +3,14 @@
 
 mod cp;
 
-use cp::{MODES, Solved, check_run};
+use cp::{MODES, Solved, check_rank, check_run, run};
 use deltalink::compare::{Regime, tolerance};
 use deltalink::generate::{BetaKind, Decay, GateKind, Keys, Spec};
-use deltalink::inputs::{Op, StateLayout};
+use deltalink::inputs::{Beta, Op, StateLayout};
 use deltalink::op::{Config, MWire, Mode};
 use deltalink::plan::{Cuts, Plan};
-use deltalink::tensor::Dtype;
+use deltalink::reference::{Problem, recurrent};
+use deltalink::tensor::{Buffer, Dtype, Tensor};
 
 /// Options that every case takes in turn, so that each meets every other somewhere.
 struct Turn(usize);
@@ -182,6 +183,25 @@ fn activations_inside_the_operation() {
                 let config = Config { mode, checked: mode == Mode::Bulk, ..Config::default() };
                 check_run(&format!("{gate:?} {beta:?}"), &solved, &plan, &config, tolerance(dtype, Regime::Hard));
             }
+        }
+    }
+}
+
+/// Steps of either sign and zero steps are what they are: a negative one adds what a positive one erases.
+#[test]
+fn negative_and_zero_steps_are_computed_as_given() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let case = Spec { t: 90, dtype, decay: Decay::Default, ..Spec::default() }.generate();
+        let mut inputs = case.inputs();
+        let Beta::Given(beta) = &inputs.beta else { panic!("not the beta that was asked for") };
+        let signed = beta.to_f64().into_iter().enumerate().map(|(i, x)| [x, -x, 0.0][i % 3]);
+        let signed = Tensor { shape: beta.shape().to_vec(), data: Buffer::from_f64(dtype, signed) };
+        inputs.beta = Beta::Given(signed.view());
+        let expected = recurrent(&Problem::new(&inputs, None).unwrap());
+        let plan = Plan::batch(1, 90, &Cuts::at(vec![20, 50])).unwrap();
+        for (rank, part) in run(&plan, &inputs, &Config::default()).unwrap().iter().enumerate() {
+            let limit = tolerance(dtype, Regime::Hard);
+            check_rank("signed steps", &plan, rank, &inputs, part, &expected, limit);
         }
     }
 }

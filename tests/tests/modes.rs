@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use cp::{MODES, Solved, check_rank, check_run, plan_of, run};
 use deltalink::compare::{Regime, against_file, tolerance};
+use deltalink::file::InputFile;
 use deltalink::generate::{BetaKind, Decay, GateKind, Spec};
 use deltalink::inputs::{Op, StateLayout};
 use deltalink::op::whole::{self, Share};
@@ -17,27 +18,39 @@ use deltalink_tests::{golden_cp_files, load, name};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-#[test]
-fn golden_vectors_with_their_own_cuts_in_every_mode() {
-    for path in golden_cp_files() {
-        let file = load(&path);
-        let cuts = file.cuts().unwrap();
-        let inputs = file.inputs();
-        let dims = inputs.dims().unwrap();
-        let plan = plan_of(file.cu_seqlens().as_deref(), dims.b, dims.t, &Cuts::offsets(cuts));
-        for (mode, chunk) in MODES.into_iter().zip([32, 64, 16]) {
-            let config = Config { mode, chunk, checked: mode != Mode::Bulk, ..Config::default() };
-            let label = format!("{}, {mode}", name(&path));
-            let result = whole::forward(&plan, &inputs, &config, &WorldOptions::default())
-                .unwrap_or_else(|e| panic!("{label}: {e}"));
-            let (o, ht) = (result.o.data.to_f64(), result.final_state.unwrap().data.to_f64());
-            let checked = against_file(&file, &[("o", &o), ("ht", &ht)], tolerance(Dtype::F32, Regime::Ordinary));
-            assert_eq!(checked.len(), 2, "{label}");
-            for result in checked {
-                assert!(result.mismatch.is_none(), "{label}: {}", result.mismatch.unwrap());
-            }
+/// Checks `file` on its own cuts in every mode, on inputs of type `dtype`.
+fn check_golden(label: &str, file: &InputFile, dtype: Dtype, limit: f64) {
+    let inputs = file.inputs();
+    assert_eq!(inputs.dtype(), dtype);
+    let dims = inputs.dims().unwrap();
+    let plan = plan_of(file.cu_seqlens().as_deref(), dims.b, dims.t, &Cuts::offsets(file.cuts().unwrap()));
+    for (mode, chunk) in MODES.into_iter().zip([32, 64, 16]) {
+        let config = Config { mode, chunk, checked: mode != Mode::Bulk, ..Config::default() };
+        let label = format!("{label}, {dtype}, {mode}");
+        let result = whole::forward(&plan, &inputs, &config, &WorldOptions::default());
+        let result = result.unwrap_or_else(|e| panic!("{label}: {e}"));
+        let (o, ht) = (result.o.data.to_f64(), result.final_state.unwrap().data.to_f64());
+        let checked = against_file(file, &[("o", &o), ("ht", &ht)], limit);
+        assert_eq!(checked.len(), 2, "{label}");
+        for result in checked {
+            assert!(result.mismatch.is_none(), "{label}: {}", result.mismatch.unwrap());
         }
     }
+}
+
+#[test]
+fn golden_vectors_with_their_own_cuts_in_every_mode() {
+    let mut in_bf16 = 0;
+    for path in golden_cp_files() {
+        let (file, label) = (load(&path), name(&path));
+        check_golden(&label, &file, Dtype::F32, tolerance(Dtype::F32, Regime::Ordinary));
+        // What the file expects follows from inputs that bf16 holds exactly.
+        if file.metadata().get("bf16_inputs").is_some_and(|exact| exact == "true") {
+            check_golden(&label, &file.to_dtype(Dtype::Bf16), Dtype::Bf16, tolerance(Dtype::Bf16, Regime::Ordinary));
+            in_bf16 += 1;
+        }
+    }
+    assert!(in_bf16 > 5, "only {in_bf16} files with inputs that are exact in bf16");
 }
 
 /// Exact mode on several PEs is the computation of one PE cut into pieces: with cuts at chunk borders of each sequence
