@@ -60,13 +60,26 @@ impl Case {
         self.mode == Mode::Exact && self.kind == CutKind::Aligned
     }
 
+    /// What makes the problem demanding in low precision.
+    fn hardships(&self) -> usize {
+        let Spec { decay, keys, beta, k, .. } = &self.spec;
+        let hardships = [
+            matches!(decay, Decay::None | Decay::Bursty),
+            *keys == Keys::CommonMean,
+            matches!(beta, BetaKind::UpTo2 | BetaKind::Logits2),
+            *k < 32, // more keys in a chunk than directions to point in: they cannot but be correlated
+        ];
+        hardships.into_iter().filter(|&hardship| hardship).count()
+    }
+
     /// How demanding the problem is in low precision.
     pub fn regime(&self) -> Regime {
-        let Spec { decay, keys, beta, .. } = &self.spec;
-        let hard = matches!(decay, Decay::None | Decay::Bursty)
-            || *keys == Keys::CommonMean
-            || matches!(beta, BetaKind::UpTo2 | BetaKind::Logits2);
-        if hard { Regime::Hard } else { Regime::Ordinary }
+        if self.hardships() > 0 { Regime::Hard } else { Regime::Ordinary }
+    }
+
+    /// Factor of what is allowed: hardships reinforce each other in low precision.
+    pub fn allowance(&self) -> f64 {
+        if self.hardships() > 1 && self.spec.dtype != Dtype::F32 { 1.5 } else { 1.0 }
     }
 }
 

@@ -100,7 +100,7 @@ impl Bench {
         let many = forward(&plan, &inputs, &config)?;
         let one = forward(&on_one_pe(&plan), &inputs, &config)?;
 
-        let tolerance = allowed(case.spec.dtype, case.regime(), &config);
+        let tolerance = case.allowance() * allowed(case.spec.dtype, case.regime(), &config, &plan);
         let layout = inputs.state_layout;
         let (found, expected) = (Found::new(&many, layout), Found::new(&one, layout));
         let mut mismatches = found.mismatches(reference, "the f64 reference", problem, tolerance);
