@@ -9,8 +9,9 @@ use kernels_gpu::element::DtypeCode;
 use kernels_gpu::params::Tensor as Param;
 use kernels_gpu::tile::host::{BlockRunner, Fault, LaunchContext};
 
-use super::{ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot};
+use super::{ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
+use crate::world::Pe;
 
 /// One PE's executor.
 pub struct Cpu {
@@ -171,6 +172,16 @@ impl Executor for Cpu {
         // SAFETY: by contract.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
+    }
+
+    fn symmetric(&mut self, pe: &Pe, name: &str, bytes: usize) -> Result<SymmetricBytes, ExecError> {
+        let object = pe.heap().alloc::<u64>(name, bytes.div_ceil(8))?;
+        let addresses = (0..pe.size()).map(|rank| object.peer_addr(rank) as u64).collect();
+        Ok(SymmetricBytes { addresses, owner: Box::new(object) })
+    }
+
+    fn heap_bytes(&self, pe: &Pe) -> usize {
+        pe.heap().stats().in_use
     }
 
     fn concurrency(&self) -> usize {

@@ -4,8 +4,11 @@
 //! the caller is reached by kernels, gives scratch memory, and holds the step's tables and words in one block.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod image;
 
+use std::any::Any;
 use std::time::{Duration, Instant};
 
 use kernels_gpu::element::Element;
@@ -19,8 +22,10 @@ use kernels_gpu::tile::host::{Checker, Fault};
 
 pub use image::{Image, Part};
 
+use crate::heap::HeapError;
 use crate::inputs::Op;
 use crate::tensor::{Dtype, Tensor, TensorView};
+use crate::world::Pe;
 
 /// A kernel could not be run, or broke a rule.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -28,9 +33,30 @@ pub enum ExecError {
     /// The CPU back end's threads.
     #[error(transparent)]
     Pool(#[from] cpu::PoolError),
+    /// The symmetric heap.
+    #[error(transparent)]
+    Heap(#[from] HeapError),
+    /// A GPU.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] cuda::CudaError),
+    /// A PE whose memory this PE's kernels cannot reach.
+    #[error("kernels cannot reach the memory of PE {rank} directly; put the PEs on GPUs of one NVLink domain")]
+    NotReached {
+        /// The PE.
+        rank: usize,
+    },
     /// A kernel broke a rule that the CPU back end checks.
     #[error("{0}; this is a bug of deltalink, not of the input: please report it with the command that showed it")]
     Fault(Fault),
+}
+
+/// One object of the symmetric heap, as bytes.
+pub struct SymmetricBytes {
+    /// Its address on every PE, as this PE's kernels reach it.
+    pub addresses: Vec<u64>,
+    /// Keeps the memory; dropping it gives it back.
+    pub owner: Box<dyn Any>,
 }
 
 impl From<Fault> for ExecError {
@@ -226,6 +252,15 @@ pub trait Executor {
     /// # Errors
     /// [`ExecError`] if the copy failed.
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), ExecError>;
+
+    /// Collective: an object of `bytes` zeros in the symmetric heap, aligned for words.
+    ///
+    /// # Errors
+    /// [`ExecError::Heap`], or [`ExecError::NotReached`] for a PE that kernels cannot reach.
+    fn symmetric(&mut self, pe: &Pe, name: &str, bytes: usize) -> Result<SymmetricBytes, ExecError>;
+
+    /// Bytes of the symmetric heap in use.
+    fn heap_bytes(&self, pe: &Pe) -> usize;
 
     /// Blocks that wait at the same time at most: what a sum of waits over blocks is divided by.
     fn concurrency(&self) -> usize;

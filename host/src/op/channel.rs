@@ -3,17 +3,15 @@
 use kernels_gpu::protocol::ChannelLayout;
 
 use super::{Config, OpError};
-use crate::heap::Symmetric;
+use crate::exec::{Executor, SymmetricBytes};
 use crate::inputs::{Dims, Inputs};
 use crate::plan::Plan;
 use crate::world::Pe;
 
 /// Slots and words of one layout, with their addresses on every PE, and the epoch of the last step.
 pub(super) struct Channel {
-    /// Held for their memory; reached through the addresses.
-    _memory: (Symmetric<u8>, Symmetric<u64>),
-    payload_addresses: Vec<u64>,
-    word_addresses: Vec<u64>,
+    payload: SymmetricBytes,
+    words: SymmetricBytes,
     epoch: u64,
 }
 
@@ -27,16 +25,18 @@ pub(super) fn layout(plan: &Plan, inputs: &Inputs<'_>, dims: &Dims, config: &Con
     })
 }
 
+/// Bytes of the symmetric heap that a channel of this layout takes, with room for alignment.
+pub(super) fn heap_bytes(layout: &ChannelLayout) -> usize {
+    let align = crate::heap::ALIGN;
+    layout.payload_bytes().next_multiple_of(align) + (layout.words() * size_of::<u64>()).next_multiple_of(align)
+}
+
 impl Channel {
     /// Collective: allocates the channel on every PE, with all words zero.
-    pub fn new(pe: &Pe, layout: ChannelLayout) -> Result<Self, OpError> {
-        let payload = pe.heap().alloc::<u8>("summary slots", layout.payload_bytes())?;
-        let words = pe.heap().alloc::<u64>("summary signals", layout.words())?;
-        let addresses = |addr: &dyn Fn(usize) -> u64| (0..pe.size()).map(addr).collect::<Vec<u64>>();
+    pub fn new<X: Executor>(exec: &mut X, pe: &Pe, layout: ChannelLayout) -> Result<Self, OpError> {
         Ok(Self {
-            payload_addresses: addresses(&|rank| payload.peer_addr(rank) as u64),
-            word_addresses: addresses(&|rank| words.peer_addr(rank) as u64),
-            _memory: (payload, words),
+            payload: exec.symmetric(pe, "summary slots", layout.payload_bytes())?,
+            words: exec.symmetric(pe, "summary signals", layout.words() * size_of::<u64>())?,
             epoch: 0,
         })
     }
@@ -52,11 +52,11 @@ impl Channel {
 
     /// Address of every PE's payload memory, as this PE reaches it.
     pub fn payload_addresses(&self) -> &[u64] {
-        &self.payload_addresses
+        &self.payload.addresses
     }
 
     /// Address of every PE's words, as this PE reaches them.
     pub fn word_addresses(&self) -> &[u64] {
-        &self.word_addresses
+        &self.words.addresses
     }
 }

@@ -21,7 +21,12 @@ pub enum OpError {
     #[error(transparent)]
     Heap(#[from] HeapError),
     #[error(transparent)]
-    Exec(#[from] ExecError),
+    Exec(ExecError),
+    #[error(
+        "this build has no GPU support; build it with `cargo build --release --features cuda` (after `cargo xtask setup`), \
+         or compute on the CPU"
+    )]
+    NoCuda,
     #[error("the plan is for {plan} PEs, the world has {world}; make the plan with as many cuts as there are PEs")]
     PlanSize { plan: usize, world: usize },
     #[error("{tokens} tokens on one PE; a PE takes up to {largest}, spread them over more PEs")]
@@ -36,6 +41,15 @@ pub enum OpError {
     Expired(ExpiredWait),
     #[error("PE {rank}: this operation failed before ({first}); make a new world and a new operation")]
     FailedBefore { rank: usize, first: String },
+}
+
+impl From<ExecError> for OpError {
+    fn from(error: ExecError) -> Self {
+        match error {
+            ExecError::Heap(error) => OpError::Heap(error),
+            error => OpError::Exec(error),
+        }
+    }
 }
 
 /// A wait inside a kernel that ran out, in the caller's terms.

@@ -237,7 +237,7 @@ impl Step<'_> {
         let total: Duration = report.kernels.iter().map(|k| k.time).sum();
         report.compute = (total + exchange).saturating_sub(report.exposed_wait + report.slot_wait);
         report.scratch_bytes = exec.scratch_bytes();
-        report.heap_bytes = self.pe.heap().stats().in_use;
+        report.heap_bytes = exec.heap_bytes(self.pe);
         let trace = config.trace.then(|| {
             let asked = image.get::<u64>(parts.cursor)[0];
             super::report::timeline(self.pe.rank(), &image.get::<Stamp>(parts.stamps), asked, hv)
