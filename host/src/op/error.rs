@@ -22,6 +22,9 @@ pub enum OpError {
     Heap(#[from] HeapError),
     #[error(transparent)]
     Exec(ExecError),
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Virtual(#[from] crate::world::virtual_pes::VirtualError),
     #[error(
         "this build has no GPU support; build it with `cargo build --release --features cuda` (after `cargo xtask setup`), \
          or compute on the CPU"

@@ -213,10 +213,9 @@ impl Executor for CudaExecutor {
         self.gpu.properties().sms as usize
     }
 
-    fn symmetric(&mut self, _: &Pe, name: &str, bytes: usize) -> Result<SymmetricBytes, ExecError> {
+    fn symmetric(&mut self, pe: &Pe, name: &str, bytes: usize) -> Result<SymmetricBytes, ExecError> {
         let object = self.heap.alloc::<u64>(name, bytes.div_ceil(8))?;
-        let pes = 0..self.heap.pes();
-        let addresses = pes.map(|rank| object.address(rank).ok_or(ExecError::NotReached { rank }));
+        let addresses = (0..pe.size()).map(|rank| object.address(rank).ok_or(ExecError::NotReached { rank }));
         let addresses = addresses.collect::<Result<_, _>>()?;
         Ok(SymmetricBytes { addresses, owner: Box::new(object) })
     }
