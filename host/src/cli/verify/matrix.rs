@@ -19,8 +19,7 @@ const MODES: [Mode; 3] = [Mode::Overlap, Mode::Bulk, Mode::Exact];
 const CHUNKS: [usize; 3] = [16, 32, 64];
 const M_WIRES: [MWire; 3] = [MWire::Auto, MWire::Bf16, MWire::F32];
 const GATES: [GateKind; 3] = [GateKind::Given, GateKind::Softplus, GateKind::LowerBound];
-const DECAYS: [Decay; 6] =
-    [Decay::None, Decay::Slow, Decay::Default, Decay::Fast, Decay::Bursty, Decay::AllStrong];
+const DECAYS: [Decay; 6] = [Decay::None, Decay::Slow, Decay::Default, Decay::Fast, Decay::Bursty, Decay::AllStrong];
 const KEYS: [Keys; 2] = [Keys::Iso, Keys::CommonMean];
 const BETAS: [BetaKind; 5] =
     [BetaKind::Standard, BetaKind::Small, BetaKind::UpTo2, BetaKind::Logits, BetaKind::Logits2];
@@ -315,7 +314,8 @@ impl List {
     fn long(&mut self) {
         for op in OPS {
             for dtype in DTYPES {
-                let spec = Spec { op, dtype, t: 2000, h: 2, hv: 4, k: 128, v: 128, decay: Decay::Slow, ..Spec::default() };
+                let spec =
+                    Spec { op, dtype, t: 2000, h: 2, hv: 4, k: 128, v: 128, decay: Decay::Slow, ..Spec::default() };
                 for mode in MODES {
                     let way = Way { mode, ..self.way() };
                     self.add("long sequences", spec.clone(), way);
