@@ -1,7 +1,7 @@
 //! `deltalink run`: compute inputs on several PEs and check the results.
 //!
-//! The way of the data: [`input`] loads and cuts up, [`stage`] has the PEs compute and brings their parts together on the
-//! PE that reports, [`check`] compares, [`report`] tells. Only `stage` knows whether PEs are threads or processes.
+//! The way of the data: `input` loads and cuts up, `stage` has the PEs compute and brings their parts together on the
+//! PE that reports, `check` compares, `report` tells. Only `stage` knows whether PEs are threads or processes.
 
 use std::ffi::OsStr;
 use std::io::Write;
