@@ -90,13 +90,7 @@ impl Bench {
             Some(cu_seqlens) => Plan::packed(cu_seqlens, &cuts),
             None => Plan::batch(case.spec.b, case.spec.t, &cuts),
         }?;
-        let config = Config {
-            mode: case.mode,
-            chunk: case.chunk,
-            m_wire: case.m_wire,
-            checked: case.checked,
-            ..Config::default()
-        };
+        let config = Config { mode: case.mode, chunk: case.chunk, m_wire: case.m_wire, checked: case.checked, ..Config::default() };
         let many = forward(&plan, &inputs, &config)?;
         let one = forward(&on_one_pe(&plan), &inputs, &config)?;
 
