@@ -1,7 +1,7 @@
 //! `deltalink run`: compute inputs on several PEs and check the results.
 //!
-//! The way of the data: [`input`] loads and cuts up, [`stage`] has the PEs compute and brings their parts together on the
-//! PE that reports, [`check`] compares, [`report`] tells. Only `stage` knows whether PEs are threads or processes.
+//! The way of the data: `input` loads and cuts up, `stage` has the PEs compute and brings their parts together on the
+//! PE that reports, `check` compares, `report` tells. Only `stage` knows whether PEs are threads or processes.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -20,7 +20,7 @@ use crate::op::whole::Whole;
 use crate::op::{Config, Device, MWire, Mode};
 use crate::tensor::Dtype;
 use crate::trace::Trace;
-use crate::world::{Pe, RunError, WorldOptions};
+use crate::world::{Pe, RunError, WorldError, WorldOptions};
 
 mod check;
 mod error;
@@ -182,17 +182,24 @@ pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result
     let options = args.world_options();
     if let Some(pe) = Pe::from_environment(&options)? {
         let rank = pe.rank();
-        return match pe.run(|pe| run_as(args, pe, out)) {
-            Ok(exit) => Ok(exit),
-            Err(error) if rank > 0 => {
-                // PE 0 has heard of it and says it.
-                tracing::debug!(rank, %error, "stopped");
-                Ok(Exit::Failed)
+        let outcome = pe.run(|pe| run_as(args, pe, out)).unwrap_or_else(|error| {
+            if rank > 0 {
+                // A launcher stops all processes when one ends badly: PE 0 needs the time to say why.
+                std::thread::sleep(Duration::from_millis(500));
             }
-            Err(RunError::Pe { error, .. }) => Err(error),
-            Err(RunError::World(error)) => Err(error.into()),
-            Err(RunError::Panic { rank, message }) => Err(crate::world::WorldError::PeFailed { rank, message }.into()),
-        };
+            Err(match error {
+                RunError::Pe { error, .. } => error,
+                RunError::World(error) => error.into(),
+                RunError::Panic { rank, message } => WorldError::PeFailed { rank, message }.into(),
+            })
+        });
+        return outcome.or_else(|error| {
+            if rank == 0 {
+                return Err(error);
+            }
+            tracing::debug!(rank, %error, "stopped; PE 0 says why");
+            Ok(Exit::Failed)
+        });
     }
     let jobs = load(args, args.pes())?;
     match args.world {
@@ -201,16 +208,31 @@ pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result
     }
 }
 
-/// This process is `pe`.
-fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Exit, RunCommandError> {
+/// This process is `pe`. What can be refused is found out together and is the inner error: all PEs then end in good order,
+/// where the outer one makes the world fail.
+fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, RunCommandError>, RunCommandError> {
+    let mine = load_as(args, pe);
+    let refused = mine.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    let all = pe.all_gather("loading of the inputs", refused.as_bytes())?;
+    let jobs = match mine {
+        Ok(jobs) => jobs,
+        Err(error) => return Ok(Err(error)),
+    };
+    if let Some((rank, refused)) = all.iter().enumerate().find(|(_, refused)| !refused.is_empty()) {
+        let message = String::from_utf8_lossy(refused).into_owned();
+        return Ok(Err(WorldError::PeFailed { rank, message }.into()));
+    }
+    compute(args, &jobs, &mut Stage::joined(pe, args.config())?, out).map(Ok)
+}
+
+fn load_as(args: &Args, pe: &Pe) -> Result<Vec<Job>, RunCommandError> {
     if args.world == Some(World::Threads) {
         return Err(RunCommandError::ThreadsInLauncher { size: pe.size() });
     }
     if let Some(asked) = args.pes.filter(|&pes| pes != pe.size()) {
         return Err(RunCommandError::LauncherSize { asked, launched: pe.size() });
     }
-    let jobs = load(args, pe.size())?;
-    compute(args, &jobs, &mut Stage::joined(pe, args.config())?, out)
+    load(args, pe.size())
 }
 
 /// Everything that can be refused before anything is computed.

@@ -1,6 +1,6 @@
 //! `deltalink verify`: generated problems of many kinds, each on several PEs, against the f64 reference and one PE.
 //!
-//! [`matrix`] lists the cases, [`measure`] computes one, [`report`] sums up and tells.
+//! `matrix` lists the cases, `measure` computes one, `report` sums up and tells.
 
 use std::io::Write;
 

@@ -43,7 +43,7 @@ pub(super) fn check(
     progress.start(format!("{}: computing on one PE", job.name));
     let config = Config { trace: false, ..config.clone() };
     let one = whole::forward(&on_one_pe(&job.plan), &inputs, &config, &WorldOptions::default())
-        .map_err(|source: OpError| RunCommandError::Compute { input: format!("{} on one PE", job.name), source })?;
+        .map_err(|source: OpError| RunCommandError::compute(&format!("{} on one PE", job.name), source))?;
     let one = Found::new(&one, layout);
     progress.done();
 

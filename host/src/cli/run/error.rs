@@ -3,6 +3,7 @@
 use super::super::output::OutputError;
 use crate::error::InputError;
 use crate::file::FileError;
+use crate::heap::HeapError;
 use crate::inputs::Op;
 use crate::op::OpError;
 use crate::plan::PlanError;
@@ -44,7 +45,7 @@ pub enum RunCommandError {
     )]
     ThreadsInLauncher { size: usize },
     #[error("{input}: {source}")]
-    Compute { input: String, source: OpError },
+    Compute { input: String, source: Box<OpError> },
     #[error(transparent)]
     Options(#[from] OpError),
     #[error(transparent)]
@@ -60,17 +61,24 @@ pub enum RunCommandError {
 }
 
 impl RunCommandError {
+    /// That `input` could not be computed.
+    pub(super) fn compute(input: &str, source: OpError) -> Self {
+        Self::Compute { input: input.to_owned(), source: Box::new(source) }
+    }
+
     /// What else to try, if the message itself does not say it.
     pub fn help(&self) -> Option<&'static str> {
+        const FILES: &str = "`deltalink help run` lists the tensors of an input file";
+        const HEAP: &str = "--heap-mib makes the symmetric heap larger";
+        const TIMEOUT: &str = "--timeout sets how long a PE waits for another";
         match self {
-            Self::File(FileError::Foreign { .. } | FileError::MissingTensor { .. }) => {
-                Some("`deltalink help run` lists the tensors of an input file")
-            }
-            Self::Compute { source: OpError::Heap(crate::heap::HeapError::OutOfMemory { .. }), .. } => {
-                Some("--heap-mib makes the symmetric heap larger")
-            }
-            Self::Compute { source: OpError::World(WorldError::Timeout { .. }) | OpError::Expired(_), .. }
-            | Self::World(WorldError::Timeout { .. }) => Some("--timeout sets how long a PE waits for another"),
+            Self::File(FileError::Foreign { .. } | FileError::MissingTensor { .. }) => Some(FILES),
+            Self::World(WorldError::Timeout { .. }) => Some(TIMEOUT),
+            Self::Compute { source, .. } => match source.as_ref() {
+                OpError::Heap(HeapError::OutOfMemory { .. }) => Some(HEAP),
+                OpError::World(WorldError::Timeout { .. }) | OpError::Expired(_) => Some(TIMEOUT),
+                _ => None,
+            },
             _ => None,
         }
     }

@@ -103,7 +103,7 @@ fn prepare(args: &Args, pes: usize, file: InputFile) -> Result<Job, RunCommandEr
     let config = Config { allow_nonfinite: args.allow_nonfinite, ..Config::default() };
     check_whole(&plan, &inputs, &config).map_err(|source: OpError| match source {
         OpError::Input(source) => input(source),
-        source => RunCommandError::Compute { input: name.clone(), source },
+        source => RunCommandError::compute(&name, source),
     })?;
     for (tensor, want) in [("o", inputs.v.shape().to_vec()), ("ht", state_shape(&plan, &inputs))] {
         if let Some(Tensor { shape, .. }) = file.expected(tensor).filter(|tensor| tensor.shape != want) {

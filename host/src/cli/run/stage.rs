@@ -43,7 +43,7 @@ impl<'pe> Stage<'pe> {
     /// Computes `job` on all PEs. The result of all of them arrives where [`reports`](Self::reports) says; `None` elsewhere.
     pub fn forward(&mut self, job: &Job, config: &Config) -> Result<Option<Whole>, RunCommandError> {
         let inputs = job.file.inputs();
-        let failed = |source| RunCommandError::Compute { input: job.name.clone(), source };
+        let failed = |source| RunCommandError::compute(&job.name, source);
         match self {
             Stage::Threads(options) => whole::forward(&job.plan, &inputs, config, options).map(Some).map_err(failed),
             Stage::Joined { pe, op } => {

@@ -134,8 +134,8 @@ impl Report {
         }
         let mut text: String = rows.trim_fmt().lines().map(|line| format!("{}\n", line.trim_end())).collect();
         text += "\n\
-            Relative RMS errors: o and ht against the f64 reference; both against one PE (the larger one\n\
-            is shown), where sqrt(2) times as much is allowed.\n\n";
+            Relative RMS errors: o and ht against the f64 reference, the larger of both\n\
+            against one PE, where sqrt(2) times as much is allowed.\n\n";
         text += &format!(
             "The transition matters (weight above {MATTERS}) in {} of {} cases, at most {:.2}.\n",
             self.weighty, self.cases, self.transition_weight

@@ -1,0 +1,178 @@
+//! `deltalink run` and `deltalink verify` with PEs as threads.
+
+use std::io::Read;
+use std::process::Stdio;
+
+use deltalink::file::InputFile;
+use serde_json::Value;
+
+use crate::files::{Problem, argument};
+use crate::{command, deltalink, stderr, succeeds};
+
+/// Names and types of everything in `value`, one line each; lists by their first element.
+fn schema(path: &str, value: &Value, lines: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            fields.iter().for_each(|(name, value)| schema(&format!("{path}.{name}"), value, lines))
+        }
+        Value::Array(items) if items.is_empty() => lines.push(format!("{path}[]: empty")),
+        Value::Array(items) => schema(&format!("{path}[]"), &items[0], lines),
+        Value::Null => lines.push(format!("{path}: null")),
+        Value::Bool(_) => lines.push(format!("{path}: bool")),
+        Value::Number(number) if number.is_f64() => lines.push(format!("{path}: float")),
+        Value::Number(_) => lines.push(format!("{path}: integer")),
+        Value::String(_) => lines.push(format!("{path}: string")),
+    }
+}
+
+/// The text with what differs from run to run made equal: in tables, times and errors become # and columns are one space
+/// apart.
+fn redacted(text: &str) -> String {
+    let word = |word: &str| match word {
+        "us" | "ms" | "s" => None,
+        _ if word.starts_with('─') => Some("─".to_owned()),
+        // Whole numbers are counts, and those the same every time.
+        _ if word.starts_with(|c: char| c.is_ascii_digit()) && word.contains(['.', 'e']) => Some("#".to_owned()),
+        _ => Some(word.to_owned()),
+    };
+    let line = |line: &str| match line.strip_prefix("  ") {
+        Some(row) => format!("  {}\n", row.split_whitespace().filter_map(word).collect::<Vec<_>>().join(" ")),
+        None => format!("{line}\n"),
+    };
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn without_arguments_the_bundled_inputs_are_checked() {
+    let output = deltalink(&[]);
+    insta::assert_snapshot!("run", redacted(&succeeds(&output)));
+    // Nothing but the report where standard error is no terminal.
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn the_report_is_for_programs_too() {
+    let problem = Problem::new(40);
+    let file = argument(&problem.path("report.json"));
+    let table = succeeds(&deltalink(&["run", "--op", "kda", "--json", &file]));
+    assert!(table.contains("f64 reference"), "{table}");
+    let report: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let mut lines = Vec::new();
+    schema("", &report, &mut lines);
+    insta::assert_snapshot!("run_json", lines.join("\n"));
+
+    let alone = succeeds(&deltalink(&["run", "--json", "-"]));
+    let all: Value = serde_json::from_str(&alone).unwrap();
+    let inputs: Vec<&str> = all.as_array().unwrap().iter().map(|input| input["input"].as_str().unwrap()).collect();
+    assert_eq!(inputs, ["b_kda_story_t512_two_heads", "b_gdn_story_t512_two_heads", "b_gdn_story_t256_slow"]);
+    // S [64,64] of 2 heads goes to 3 PEs; the second one sends M as well, to 2.
+    let sent = |input: usize, pe: usize| all[input]["pe"][pe]["bytes_sent"].as_u64().unwrap();
+    assert_eq!([sent(0, 0), sent(0, 1), sent(0, 3)], [3 * 2 * 64 * 64 * 4, 2 * 2 * 2 * 64 * 64 * 4, 0]);
+    assert!(all[0]["transition_weight"].as_f64().unwrap() > 0.1, "{}", all[0]["transition_weight"]);
+}
+
+#[test]
+fn every_mode_type_and_chunk_is_right() {
+    for (mode, dtype, chunk, pes) in [
+        ("bulk", "bf16", "32", "3"),
+        ("exact", "f16", "16", "8"),
+        ("overlap", "bf16", "64", "2"),
+        ("exact", "f32", "64", "1"),
+    ] {
+        let args = ["run", "--mode", mode, "--dtype", dtype, "--chunk", chunk, "--pes", pes, "--json", "-"];
+        let reports: Value = serde_json::from_str(&succeeds(&deltalink(&args))).unwrap();
+        for report in reports.as_array().unwrap() {
+            assert_eq!(
+                (&report["mode"], &report["dtype"], &report["passed"]),
+                (&mode.into(), &dtype.into(), &true.into())
+            );
+            assert_eq!(report["pes"].to_string(), pes);
+            // The cuts of 512 and 256 tokens are at multiples of all chunk lengths used with exact.
+            if mode == "exact" {
+                assert_eq!(report["error_vs_one_pe"]["o"]["max_abs"], 0.0, "{report}");
+            }
+        }
+    }
+}
+
+#[test]
+fn results_are_written_and_can_be_read() {
+    let problem = Problem::new(50).offsets("cu_seqlens", &[0, 10, 10, 50]);
+    let (first, second) = (problem.path("first.safetensors"), problem.path("second.safetensors"));
+    let input = problem.input();
+    succeeds(&deltalink(&["run", "--input", &input, "--output", &argument(&first), "--cuts", "13,30", "--checked"]));
+    succeeds(&deltalink(&["run", "--input", &input, "--output", &argument(&second), "--world", "processes"]));
+    let shapes = |path| {
+        let bytes = std::fs::read(path).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        ["o", "ht"].map(|name| tensors.tensor(name).unwrap().shape().to_vec())
+    };
+    assert_eq!(shapes(&first), [vec![1, 50, 2, 16], vec![3, 2, 16, 16]]);
+    assert_eq!(shapes(&first), shapes(&second));
+}
+
+#[test]
+fn what_the_file_expects_is_compared_too() {
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/c_kda_p4_varlen.safetensors");
+    let cuts = InputFile::load(golden).unwrap().cuts().unwrap();
+    let report = deltalink(&["run", "--input", golden, "--json", "-"]);
+    let report: Value = serde_json::from_str(&succeeds(&report)).unwrap();
+    let tokens: Vec<u64> =
+        report[0]["pe"].as_array().unwrap().iter().map(|pe| pe["tokens"].as_u64().unwrap()).collect();
+    let want: Vec<u64> = cuts.windows(2).map(|cut| (cut[1] - cut[0]) as u64).collect();
+    assert_eq!(tokens, want, "the file's own cuts are used");
+    assert!(report[0]["error_vs_file"]["o"]["rel_rms"].as_f64().unwrap() < 1e-5);
+    assert!(report[0]["error_vs_file"]["ht"]["rel_rms"].as_f64().unwrap() < 1e-5);
+
+    // bf16 cannot hold these inputs: what the file expects is then the result of another problem.
+    let problem = Problem::new(20).tensor("o", &[1, 20, 2, 16], 0.5);
+    let rounded = deltalink(&["run", "--input", &problem.input(), "--dtype", "bf16", "--json", "-"]);
+    let report: Value = serde_json::from_str(&succeeds(&rounded)).unwrap();
+    assert_eq!(report[0]["error_vs_file"], serde_json::json!({}));
+}
+
+#[test]
+fn a_wrong_result_is_shown_and_has_exit_code_1() {
+    let problem = Problem::new(20).tensor("o", &[1, 20, 2, 16], 0.5);
+    for world in ["threads", "processes"] {
+        let output = deltalink(&["run", "--input", &problem.input(), "--world", world]);
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        let text = crate::stdout(&output);
+        assert!(text.contains("WRONG") && text.contains("against the file: o: relative RMS error"), "{text}");
+        assert!(text.contains("640 of 640 elements are off; first o[0, 0, 0, 0] is"), "{text}");
+        assert_eq!(stderr(&output), "");
+    }
+}
+
+#[test]
+fn the_timeline_has_all_pes_on_one_axis() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = argument(&folder.path().join("trace.json"));
+    for world in ["threads", "processes"] {
+        succeeds(&deltalink(&["run", "--op", "kda", "--pes", "3", "--world", world, "--trace", &path]));
+        let figures: Value = serde_json::from_str(&succeeds(&deltalink(&["trace", &path, "--json", "-"]))).unwrap();
+        let pes = figures["pes"].as_array().unwrap();
+        assert_eq!(pes.len(), 3, "{world}");
+        // On axes of their own, PEs would be apart by the time between their starts, and all of it idle.
+        let busy: u64 = pes.iter().map(|pe| pe["busy_ns"].as_u64().unwrap() + pe["wait_ns"].as_u64().unwrap()).sum();
+        assert!(figures["span_ns"].as_u64().unwrap() < 10 * busy, "{world}: {figures}");
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    let mut run = command(&["run", "--op", "kda"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(run.stdout.take());
+    let mut message = String::new();
+    run.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+    assert_eq!((run.wait().unwrap().code(), message.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn verify_checks_a_case() {
+    let report = succeeds(&deltalink(&["verify", "--case", "0", "--json", "-"]));
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!((&report["cases"], &report["passed"]), (&1.into(), &true.into()));
+    let table = succeeds(&deltalink(&["verify", "--case", "1", "--seed", "3"]));
+    assert!(table.contains("All 1 cases are right (seed 3)."), "{table}");
+}
