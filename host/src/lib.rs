@@ -73,6 +73,10 @@
 //! The kernels, the tile DSL in which they are written, and the protocol by which summaries travel are in the crate
 //! `kernels_gpu`. Decisions and their reasons are in `docs/design.md` of the repository.
 
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 pub mod cli;
 pub mod compare;
 pub mod error;

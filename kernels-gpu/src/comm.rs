@@ -186,7 +186,13 @@ impl Port<'_> {
 
     /// Sends `tile`, block `block`, to every target: waits for the slot, stores, signals. False if a slot did not
     /// become free in time.
-    pub fn push<E: OperandElement>(&self, wg: &mut Warpgroup<'_>, targets: Targets, block: u32, tile: Shared<E>) -> bool {
+    pub fn push<E: OperandElement>(
+        &self,
+        wg: &mut Warpgroup<'_>,
+        targets: Targets,
+        block: u32,
+        tile: Shared<E>,
+    ) -> bool {
         let layout = &self.channel.layout;
         for i in 0..targets.count {
             let message = targets.message(wg, self, i, block);

@@ -25,10 +25,7 @@ pub const fn shared_bytes(k: usize, chunk: usize, element: usize) -> usize {
     // Narrow operands come in pairs, see `Tiles`.
     let parts = if element == 4 { 1 } else { 2 };
     let own = parts * tile_bytes(BLOCK_COLUMNS, BLOCK_COLUMNS, element) + tile_bytes(chunk, BLOCK_COLUMNS, element);
-    RESERVED_BYTES
-        + tile_bytes(BLOCK_COLUMNS, k, 4)
-        + parts * tile_bytes(BLOCK_COLUMNS, k, element)
-        + WARPGROUPS * own
+    RESERVED_BYTES + tile_bytes(BLOCK_COLUMNS, k, 4) + parts * tile_bytes(BLOCK_COLUMNS, k, element) + WARPGROUPS * own
 }
 
 /// Tiles of the block: the state; and of each warpgroup: a square of M or rows of q-tilde.
@@ -112,7 +109,8 @@ pub fn fix_out<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams) {
 /// blocks. False, on all warpgroups, if a summary did not arrive in time.
 fn merge<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
     let layout = &p.channel.layout;
-    let source = |wg: &Warpgroup<'_>, i: u32| -> u32 { wg.read(p.tables.sources, (at.segment.first_source + i) as usize) };
+    let source =
+        |wg: &Warpgroup<'_>, i: u32| -> u32 { wg.read(p.tables.sources, (at.segment.first_source + i) as usize) };
     for i in 0..at.segment.sources {
         let from = source(wg, i);
         // The first PE of a sequence sends its state, which is complete: no M.

@@ -56,7 +56,7 @@ pub trait Gate: 'static {
         let bias = Self::bias(p, head, channel, decay.cols());
         let valid = source.rows;
         if p.gate_form == GateForm::Given as u32 {
-            wg.load_map(decay, source, 1.0, |g| crate::math::exp(g));
+            wg.load_map(decay, source, 1.0, crate::math::exp);
             return;
         }
         wg.load_map(decay, source, 1.0, |raw| raw);

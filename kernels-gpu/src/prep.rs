@@ -161,7 +161,13 @@ fn rows_and_steps<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at:
 }
 
 /// Normalised rows of k (first warpgroup) and of q, scaled (second); both share the decays.
-fn load_slab<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>, channel: usize) {
+fn load_slab<G: Gate, E: OperandElement>(
+    wg: &mut Warpgroup<'_>,
+    p: &PrepParams,
+    at: &Place,
+    t: &Tiles<E>,
+    channel: usize,
+) {
     let (tile, source, scale) = if has_k(wg) { (t.k, &p.k, 1.0) } else { (t.q, &p.q, p.scale) };
     wg.load(tile, at.rows(p, source, channel, tile.cols()));
     wg.sync();

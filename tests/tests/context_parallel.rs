@@ -23,7 +23,7 @@ impl Turn {
             chunk: [16, 64, 32][n % 3],
             m_wire: [MWire::Auto, MWire::F32][n / 2 % 2],
             final_state: n % 7 != 3,
-            checked: n % 2 == 0,
+            checked: n.is_multiple_of(2),
             workers: [None, Some(2), Some(1)][n / 3 % 3],
             ..Config::default()
         }

@@ -152,7 +152,7 @@ fn slow(seed: u64) -> Spec {
 fn many_calls_with_one_plan_and_changing_inputs() {
     for (mode, op) in MODES.into_iter().zip([Op::Kda, Op::Gdn, Op::Kda]) {
         for checked in [false, true] {
-            let spec = |i: u64| Spec { t: 100, op, initial_state: i % 3 == 0, ..slow(i) };
+            let spec = |i: u64| Spec { t: 100, op, initial_state: i.is_multiple_of(3), ..slow(i) };
             let steps: Vec<Step> = (0..14).map(|i| Step::new(spec(i), &Cuts::at(vec![10, 40, 41]))).collect();
             let config = Config { mode, checked, chunk: 16, workers: checked.then_some(2), ..Config::default() };
             run_steps(&steps, &[config], |_| 0);

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use super::options::{DTYPES, M_WIRES, MODES, OPS, chunk, one_of};
+use super::options::{DEVICES, DTYPES, M_WIRES, MODES, OPS, chunk, one_of};
 use super::output::{JsonTarget, emit};
 use super::progress::Progress;
 use super::{Exit, Invocation};
 use crate::file::{Entry, FileError, check_writable, save};
 use crate::inputs::{Op, StateLayout};
 use crate::op::whole::Whole;
-use crate::op::{Config, MWire, Mode};
+use crate::op::{Config, Device, MWire, Mode};
 use crate::tensor::Dtype;
 use crate::trace::Trace;
 use crate::world::{Pe, RunError, WorldOptions};
@@ -85,6 +85,9 @@ pub struct Args {
     /// What a PE is: a thread of this process, or a process of its own.
     #[arg(long, value_enum)]
     pub world: Option<World>,
+    /// What computes. [default: cuda if this build and this machine have it, otherwise cpu]
+    #[arg(long, value_name = "DEVICE", value_parser = one_of::<Device>(DEVICES))]
+    pub device: Option<Device>,
     /// How summaries travel: overlap sends from inside the scan, bulk between kernels, exact waits for the state first.
     #[arg(long, default_value = "overlap", value_parser = one_of::<Mode>(MODES))]
     pub mode: Mode,
@@ -148,6 +151,7 @@ pub enum World {
 impl Args {
     fn config(&self) -> Config {
         Config {
+            device: self.device.unwrap_or_else(Device::available),
             mode: self.mode,
             chunk: self.chunk,
             m_wire: self.m_wire,

@@ -5,6 +5,7 @@
 use std::io::Write;
 
 use super::Exit;
+use super::options::{DEVICES, one_of};
 use super::output::{JsonTarget, OutputError, emit};
 use super::progress::Progress;
 
@@ -15,6 +16,7 @@ mod report;
 
 pub use report::{Failure, Group, Report, Worst};
 
+use crate::op::Device;
 use matrix::Case;
 use measure::Bench;
 
@@ -45,6 +47,9 @@ pub struct Args {
     /// Only cases on these numbers of PEs, from 1 to 8.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=8))]
     pub pes: Vec<u8>,
+    /// What computes. [default: cuda if this build and this machine have it, otherwise cpu]
+    #[arg(long, value_name = "DEVICE", value_parser = one_of::<Device>(DEVICES))]
+    pub device: Option<Device>,
     /// Seed of everything random: the tensors, and what a case does not enumerate.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -82,10 +87,11 @@ pub fn run(args: &Args, out: &mut impl Write) -> Result<Exit, VerifyError> {
     let progress = Progress::new(cases.len(), args.json != Some(JsonTarget::Stdout));
     let mut outcomes = Vec::with_capacity(cases.len());
     let mut bench = None;
+    let device = args.device.unwrap_or_else(Device::available);
     for case in &cases {
         progress.start(format!("{}: {}", case.group, case.spec));
         let bench = Bench::reuse(&mut bench, &case.spec);
-        outcomes.push(bench.measure(case));
+        outcomes.push(bench.measure(case, device));
         progress.done();
     }
     drop(progress);

@@ -1,26 +1,26 @@
 //! The CPU back end: blocks over a pool of threads.
 
+use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use kernels_gpu::tile::Warpgroup;
-use kernels_gpu::tile::host::{BlockRunner, Checker, Fault, LaunchContext};
+use kernels_gpu::element::DtypeCode;
+use kernels_gpu::params::Tensor as Param;
+use kernels_gpu::tile::host::{BlockRunner, Fault, LaunchContext};
 
-/// How many blocks a launch has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grid {
-    /// This many, in any order: for kernels whose blocks do not wait for each other.
-    Blocks(usize),
-    /// As many as run at the same time: for kernels that take their work by ticket.
-    Resident,
-}
+use super::{ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes};
+use crate::tensor::{Data, Dtype, Tensor, TensorView};
+use crate::world::Pe;
 
 /// One PE's executor.
 pub struct Cpu {
     pool: Option<rayon::ThreadPool>,
     runners: Vec<Mutex<BlockRunner>>,
     origin: Instant,
+    scratch: HashMap<Scratch, Vec<u64>>,
+    image: Vec<u64>,
+    times: Vec<Duration>,
 }
 
 /// The threads of a PE's executor could not be started.
@@ -31,20 +31,6 @@ pub struct PoolError {
     pub workers: usize,
     /// What the system said.
     pub reason: String,
-}
-
-/// A launch, apart from its kernel and parameters.
-pub struct Launch<'a> {
-    /// Name of the kernel.
-    pub kernel: &'static str,
-    /// Blocks.
-    pub grid: Grid,
-    /// Warpgroups in a block.
-    pub warpgroups: usize,
-    /// Checked mode: what must be written.
-    pub checker: Option<&'a Checker>,
-    /// Polled in long waits.
-    pub peer_failed: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl Cpu {
@@ -65,7 +51,8 @@ impl Cpu {
             ),
         };
         let runners = (0..workers).map(|_| Mutex::new(BlockRunner::new())).collect();
-        Ok(Self { pool, runners, origin: Instant::now() })
+        let (scratch, image, times) = (HashMap::new(), Vec::new(), Vec::new());
+        Ok(Self { pool, runners, origin: Instant::now(), scratch, image, times })
     }
 
     /// Blocks that run at the same time.
@@ -73,33 +60,15 @@ impl Cpu {
         self.runners.len()
     }
 
-    /// Zero of the clock in this executor's time stamps.
-    pub fn origin(&self) -> Instant {
-        self.origin
-    }
-
-    /// Sets the zero of the clock.
-    pub fn set_origin(&mut self, origin: Instant) {
-        self.origin = origin;
-    }
-
-    /// Runs a kernel to its end and returns how long it took.
-    ///
-    /// # Errors
-    /// The first [`Fault`] of any block.
-    pub fn launch<P: Sync + 'static>(
-        &self,
-        launch: &Launch<'_>,
-        kernel: fn(&mut Warpgroup<'_>, &P),
-        params: &P,
-    ) -> Result<Duration, Fault> {
-        let start = Instant::now();
+    /// Runs a kernel to its end.
+    fn run<K: Kernel>(&self, launch: &Launch<'_>, params: &K) -> Result<(), Fault> {
+        let kernel = K::host_entry(launch.op, launch.dtype);
         let blocks = match launch.grid {
             Grid::Blocks(blocks) => blocks,
             Grid::Resident => self.workers(),
         };
         let context = LaunchContext {
-            kernel: launch.kernel,
+            kernel: K::NAME,
             warpgroups: launch.warpgroups,
             grid: blocks,
             origin: self.origin,
@@ -124,9 +93,102 @@ impl Cpu {
             Ok(())
         };
         match &self.pool {
-            None => work(0)?,
-            Some(pool) => pool.broadcast(|context| work(context.index())).into_iter().collect::<Result<(), Fault>>()?,
+            None => work(0),
+            Some(pool) => pool.broadcast(|context| work(context.index())).into_iter().collect(),
         }
-        Ok(start.elapsed())
+    }
+}
+
+/// The kernels' number of an element type.
+pub(crate) fn code(dtype: Dtype) -> DtypeCode {
+    match dtype {
+        Dtype::F32 => DtypeCode::F32,
+        Dtype::Bf16 => DtypeCode::Bf16,
+        Dtype::F16 => DtypeCode::F16,
+    }
+}
+
+fn param(addr: u64, len: usize, dtype: Dtype) -> Param {
+    if len == 0 { Param::absent() } else { Param::new(addr, len, code(dtype)) }
+}
+
+impl Executor for Cpu {
+    fn input(&mut self, _: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError> {
+        let addr = match tensor.data() {
+            Data::F32(x) => x.as_ptr() as u64,
+            Data::Bf16(x) => x.as_ptr() as u64,
+            Data::F16(x) => x.as_ptr() as u64,
+        };
+        Ok(param(addr, tensor.data().len(), tensor.dtype()))
+    }
+
+    fn output(&mut self, _: Slot, tensor: &mut Tensor) -> Result<Param, ExecError> {
+        let (dtype, len) = (tensor.data.dtype(), tensor.data.data().len());
+        Ok(param(tensor.data.bytes_mut().as_mut_ptr() as u64, len, dtype))
+    }
+
+    fn fetch(&mut self, _: Slot, _: &mut Tensor) -> Result<(), ExecError> {
+        Ok(())
+    }
+
+    fn scratch(&mut self, which: Scratch, len: usize, dtype: Dtype) -> Result<Param, ExecError> {
+        let words = (len * dtype.size()).div_ceil(8);
+        let memory = self.scratch.entry(which).or_default();
+        if memory.len() < words {
+            *memory = vec![0; words];
+        }
+        Ok(param(memory.as_mut_ptr() as u64, len, dtype))
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        8 * (self.image.len() + self.scratch.values().map(Vec::len).sum::<usize>())
+    }
+
+    fn put_image(&mut self, image: &Image) -> Result<u64, ExecError> {
+        self.image = bytemuck::pod_collect_to_vec(image.bytes());
+        Ok(self.image.as_mut_ptr() as u64)
+    }
+
+    fn get_image(&mut self, image: &mut Image) -> Result<(), ExecError> {
+        // SAFETY: the vector lives and no launch runs; kernels wrote through the address that `put_image` gave, so the
+        // compiler must not assume that the vector still holds what it was made of.
+        let words = unsafe { std::slice::from_raw_parts(std::hint::black_box(self.image.as_ptr()), self.image.len()) };
+        image.bytes_mut().copy_from_slice(bytemuck::cast_slice(words));
+        Ok(())
+    }
+
+    fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {
+        let start = Instant::now();
+        self.run(launch, params)?;
+        self.times.push(start.elapsed());
+        Ok(())
+    }
+
+    fn take_times(&mut self) -> Result<Vec<Duration>, ExecError> {
+        Ok(std::mem::take(&mut self.times))
+    }
+
+    unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), ExecError> {
+        // SAFETY: by contract.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
+    fn symmetric(&mut self, pe: &Pe, name: &str, bytes: usize) -> Result<SymmetricBytes, ExecError> {
+        let object = pe.heap().alloc::<u64>(name, bytes.div_ceil(8))?;
+        let addresses = (0..pe.size()).map(|rank| object.peer_addr(rank) as u64).collect();
+        Ok(SymmetricBytes { addresses, owner: Box::new(object) })
+    }
+
+    fn heap_bytes(&self, pe: &Pe) -> usize {
+        pe.heap().stats().in_use
+    }
+
+    fn concurrency(&self) -> usize {
+        self.workers()
+    }
+
+    fn set_clock_origin(&mut self, origin: Instant) {
+        self.origin = origin;
     }
 }

@@ -1,22 +1,18 @@
 //! A channel's memory in the symmetric heap.
 
-use kernels_gpu::params::Array;
 use kernels_gpu::protocol::ChannelLayout;
 
 use super::{Config, OpError};
-use crate::heap::Symmetric;
+use crate::exec::{Executor, SymmetricBytes};
 use crate::inputs::{Dims, Inputs};
 use crate::plan::Plan;
 use crate::world::Pe;
 
 /// Slots and words of one layout, with their addresses on every PE, and the epoch of the last step.
 pub(super) struct Channel {
-    payload: Symmetric<u8>,
-    payload_addresses: Vec<u64>,
-    /// Held for its memory; reached through the addresses.
-    _words: Symmetric<u64>,
-    word_addresses: Vec<u64>,
-    epoch: [u64; 1],
+    payload: SymmetricBytes,
+    words: SymmetricBytes,
+    epoch: u64,
 }
 
 /// The layout that a plan and its tensors ask for.
@@ -29,51 +25,38 @@ pub(super) fn layout(plan: &Plan, inputs: &Inputs<'_>, dims: &Dims, config: &Con
     })
 }
 
+/// Bytes of the symmetric heap that a channel of this layout takes, with room for alignment.
+pub(super) fn heap_bytes(layout: &ChannelLayout) -> usize {
+    let align = crate::heap::ALIGN;
+    layout.payload_bytes().next_multiple_of(align) + (layout.words() * size_of::<u64>()).next_multiple_of(align)
+}
+
 impl Channel {
     /// Collective: allocates the channel on every PE, with all words zero.
-    pub fn new(pe: &Pe, layout: ChannelLayout) -> Result<Self, OpError> {
-        let payload = pe.heap().alloc::<u8>("summary slots", layout.payload_bytes())?;
-        let words = pe.heap().alloc::<u64>("summary signals", layout.words())?;
-        let addresses = |addr: &dyn Fn(usize) -> u64| (0..pe.size()).map(addr).collect::<Vec<u64>>();
+    pub fn new<X: Executor>(exec: &mut X, pe: &Pe, layout: ChannelLayout) -> Result<Self, OpError> {
         Ok(Self {
-            payload_addresses: addresses(&|rank| payload.peer_addr(rank) as u64),
-            word_addresses: addresses(&|rank| words.peer_addr(rank) as u64),
-            payload,
-            _words: words,
-            epoch: [0],
+            payload: exec.symmetric(pe, "summary slots", layout.payload_bytes())?,
+            words: exec.symmetric(pe, "summary signals", layout.words() * size_of::<u64>())?,
+            epoch: 0,
         })
     }
 
     /// Begins the next step on this channel.
     pub fn advance(&mut self) {
-        self.epoch[0] += 1;
+        self.epoch += 1;
     }
 
     pub fn epoch(&self) -> u64 {
-        self.epoch[0]
+        self.epoch
     }
 
-    pub fn epoch_array(&self) -> Array {
-        Array::of(&self.epoch)
+    /// Address of every PE's payload memory, as this PE reaches it.
+    pub fn payload_addresses(&self) -> &[u64] {
+        &self.payload.addresses
     }
 
-    pub fn payload_array(&self) -> Array {
-        Array::of(&self.payload_addresses)
-    }
-
-    pub fn words_array(&self) -> Array {
-        Array::of(&self.word_addresses)
-    }
-
-    /// Copies `bytes` bytes at `from` of the payload of PE `source` to `to` of this PE's.
-    pub fn copy_from_peer(&self, source: usize, from: usize, to: usize, bytes: usize) {
-        assert!(from.max(to) + bytes <= self.payload.len(), "slots lie inside the payload");
-        // SAFETY: both ranges lie inside the object, which every PE has allocated with this length; they belong to
-        // different PEs; the caller has synchronised with the writer of the source (a barrier after the scan), and
-        // nothing else touches the destination slot until its ack.
-        unsafe {
-            let source = self.payload.peer_addr(source).add(from);
-            std::ptr::copy_nonoverlapping(source, self.payload.addr().add(to), bytes);
-        }
+    /// Address of every PE's words, as this PE reaches them.
+    pub fn word_addresses(&self) -> &[u64] {
+        &self.words.addresses
     }
 }

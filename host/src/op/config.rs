@@ -51,9 +51,42 @@ impl MWire {
     }
 }
 
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// The CPU back end.
+    #[default]
+    Cpu,
+    /// NVIDIA GPUs (feature `cuda`).
+    Cuda,
+}
+
+impl Device {
+    /// The best that this build and this machine have.
+    pub fn available() -> Self {
+        #[cfg(feature = "cuda")]
+        if crate::exec::cuda::Gpu::count().is_ok() {
+            return Device::Cuda;
+        }
+        Device::Cpu
+    }
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Device::Cpu => "cpu",
+            Device::Cuda => "cuda",
+        })
+    }
+}
+
 /// Options of an operation; the same on all PEs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
+    /// What computes, where the library chooses: in [`super::whole::forward`] and the program.
+    pub device: Device,
     /// How the PEs exchange summaries.
     pub mode: Mode,
     /// Chunk length: 16, 32 or 64.
@@ -73,9 +106,10 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Overlap, chunks of 64, final states, nothing else.
+    /// The CPU, overlap, chunks of 64, final states, nothing else.
     fn default() -> Self {
         Self {
+            device: Device::Cpu,
             mode: Mode::Overlap,
             chunk: 64,
             m_wire: MWire::Auto,

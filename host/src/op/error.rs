@@ -1,10 +1,9 @@
 //! Errors of the operation.
 
 use kernels_gpu::protocol::Expired;
-use kernels_gpu::tile::host::Fault;
 
 use crate::error::InputError;
-use crate::exec::cpu::PoolError;
+use crate::exec::ExecError;
 use crate::heap::HeapError;
 use crate::plan::PlanError;
 use crate::world::WorldError;
@@ -22,7 +21,12 @@ pub enum OpError {
     #[error(transparent)]
     Heap(#[from] HeapError),
     #[error(transparent)]
-    Pool(#[from] PoolError),
+    Exec(ExecError),
+    #[error(
+        "this build has no GPU support; build it with `cargo build --release --features cuda` (after `cargo xtask setup`), \
+         or compute on the CPU"
+    )]
+    NoCuda,
     #[error("the plan is for {plan} PEs, the world has {world}; make the plan with as many cuts as there are PEs")]
     PlanSize { plan: usize, world: usize },
     #[error("{tokens} tokens on one PE; a PE takes up to {largest}, spread them over more PEs")]
@@ -35,15 +39,16 @@ pub enum OpError {
     Slots { lanes: usize, hv: usize, k: usize, v: usize, pes: usize, reason: String },
     #[error("{0}")]
     Expired(ExpiredWait),
-    #[error("{0}; this is a bug of deltalink, not of the input: please report it with the command that showed it")]
-    Fault(Fault),
     #[error("PE {rank}: this operation failed before ({first}); make a new world and a new operation")]
     FailedBefore { rank: usize, first: String },
 }
 
-impl From<Fault> for OpError {
-    fn from(fault: Fault) -> Self {
-        OpError::Fault(fault)
+impl From<ExecError> for OpError {
+    fn from(error: ExecError) -> Self {
+        match error {
+            ExecError::Heap(error) => OpError::Heap(error),
+            error => OpError::Exec(error),
+        }
     }
 }
 

@@ -11,7 +11,6 @@ mod report;
 mod step;
 mod tables;
 pub mod whole;
-mod workspace;
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -19,11 +18,12 @@ use std::time::Instant;
 use kernels_gpu::params::StepStats;
 use kernels_gpu::protocol::ChannelLayout;
 
-pub use config::{Config, MWire, Mode};
+pub use config::{Config, Device, MWire, Mode};
 pub use error::OpError;
 pub use report::{KernelTime, Report};
 
 use crate::exec::cpu::Cpu;
+use crate::exec::{ExecError, Executor};
 use crate::inputs::{Dims, Inputs};
 use crate::plan::{Layout, Plan};
 use crate::tensor::Tensor;
@@ -31,7 +31,6 @@ use crate::trace::Trace;
 use crate::world::Pe;
 use agreement::Agreement;
 use channel::Channel;
-use workspace::Workspace;
 
 /// What a forward call returns on one PE.
 #[derive(Clone, Debug)]
@@ -52,30 +51,38 @@ pub struct Forward {
 ///
 /// The first call, and every call whose plan or sizes differ from the last one's, is collective: the PEs
 /// compare what they are about to do. Calls in between synchronise only where summaries flow.
-pub struct ContextParallel<'pe> {
+pub struct ContextParallel<'pe, X: Executor = Cpu> {
     pe: &'pe Pe,
     config: Config,
-    cpu: Cpu,
-    workspace: Workspace,
+    exec: X,
     channels: HashMap<ChannelLayout, Channel>,
     agreed: Option<Agreement>,
     failed: Option<String>,
 }
 
 impl<'pe> ContextParallel<'pe> {
-    /// The operation of `pe` with the options `config`. Not collective.
+    /// The operation of `pe` on the CPU, with the options `config`. Not collective.
     ///
     /// # Errors
     /// [`OpError`] if an option is out of range, or the system refuses worker threads.
     pub fn new(pe: &'pe Pe, config: Config) -> Result<Self, OpError> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let workers = config.workers.unwrap_or_else(|| (cores / pe.size()).max(1));
+        let cpu = Cpu::new(workers).map_err(ExecError::from)?;
+        Self::on(pe, config, cpu)
+    }
+}
+
+impl<'pe, X: Executor> ContextParallel<'pe, X> {
+    /// The operation of `pe` on the device of `exec`, with the options `config`. Not collective.
+    ///
+    /// # Errors
+    /// [`OpError`] if an option is out of range.
+    pub fn on(pe: &'pe Pe, config: Config, exec: X) -> Result<Self, OpError> {
         if !matches!(config.chunk, 16 | 32 | 64) {
             return Err(crate::error::InputError::Chunk { found: config.chunk }.into());
         }
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let workers = config.workers.unwrap_or_else(|| (cores / pe.size()).max(1));
-        let cpu = Cpu::new(workers)?;
-        let (workspace, channels) = (Workspace::default(), HashMap::new());
-        Ok(Self { pe, config, cpu, workspace, channels, agreed: None, failed: None })
+        Ok(Self { pe, config, exec, channels: HashMap::new(), agreed: None, failed: None })
     }
 
     /// Options.
@@ -86,12 +93,12 @@ impl<'pe> ContextParallel<'pe> {
     /// Sets the zero of the timeline's clock; by default the moment of [`ContextParallel::new`]. PEs of one process
     /// that set the same moment share a time axis.
     pub fn set_clock_origin(&mut self, origin: Instant) {
-        self.cpu.set_origin(origin);
+        self.exec.set_clock_origin(origin);
     }
 
     /// Bytes of scratch memory, apart from inputs, results and the symmetric heap.
     pub fn scratch_bytes(&self) -> usize {
-        self.workspace.bytes()
+        self.exec.scratch_bytes()
     }
 
     /// Computes outputs and final states of this PE's tokens. All PEs call it with the same plan; `inputs` is this
@@ -142,11 +149,11 @@ impl<'pe> ContextParallel<'pe> {
         }
         let layout = channel::layout(plan, inputs, dims, &self.config)?;
         if plan.lanes > 0 && !self.channels.contains_key(&layout) {
-            self.channels.insert(layout, Channel::new(self.pe, layout)?);
+            self.channels.insert(layout, Channel::new(&mut self.exec, self.pe, layout)?);
         }
         let channel = if plan.lanes > 0 { self.channels.get_mut(&layout) } else { None };
         let step = step::Step { pe: self.pe, plan, inputs, dims, config: &self.config, layout };
-        step.run(&self.cpu, &mut self.workspace, channel)
+        step.run(&mut self.exec, channel)
     }
 }
 
@@ -156,10 +163,10 @@ pub(crate) fn is_batch(layout: &Layout) -> bool {
 }
 
 impl Report {
-    fn count(&mut self, stats: &StepStats, workers: usize) {
+    fn count(&mut self, stats: &StepStats, concurrency: usize) {
         self.bytes_sent += stats.bytes_sent;
         self.messages += stats.messages;
-        self.exposed_wait += std::time::Duration::from_nanos(stats.signal_wait_ns / workers as u64);
-        self.slot_wait += std::time::Duration::from_nanos(stats.slot_wait_ns / workers as u64);
+        self.exposed_wait += std::time::Duration::from_nanos(stats.signal_wait_ns / concurrency as u64);
+        self.slot_wait += std::time::Duration::from_nanos(stats.slot_wait_ns / concurrency as u64);
     }
 }

@@ -2,30 +2,26 @@
 
 use std::time::{Duration, Instant};
 
-use bytemuck::Zeroable;
-use half::{bf16, f16};
-use kernels_gpu::element::Element;
-use kernels_gpu::fixup::{self, fix_out};
-use kernels_gpu::gate::{Gdn, Kda};
+use kernels_gpu::fixup;
 use kernels_gpu::params::{
-    self, Array, FixParams, GateForm, PrepParams, Records, ScanParams, Sizes, Stamp, StepMode, StepStats, Tables,
+    self, FixParams, GateForm, PrepParams, Records, ScanParams, Sizes, Stamp, StepMode, StepStats, Tables,
     Tensor as Param, TraceBuffer,
 };
-use kernels_gpu::prep::{self, prep};
+use kernels_gpu::prep;
 use kernels_gpu::protocol::{ChannelLayout, TrapRecord, parity};
-use kernels_gpu::scan::{self, own_len, scan_push};
+use kernels_gpu::scan::{self, own_len};
+use kernels_gpu::tile::SHARED_BYTES;
 use kernels_gpu::tile::host::Checker;
-use kernels_gpu::tile::{SHARED_BYTES, Warpgroup};
 
 use super::channel::Channel;
 use super::error::ExpiredWait;
 use super::tables::HostTables;
-use super::workspace::{Workspace, code};
 use super::{Config, Forward, KernelTime, Mode, OpError, Report};
-use crate::exec::cpu::{Cpu, Grid, Launch};
+use crate::exec::cpu::code;
+use crate::exec::{ExecError, Executor, Grid, Image, Kernel, Launch, Part, Scratch, Slot};
 use crate::inputs::{Beta, Dims, Gate, Inputs, Op, StateLayout};
 use crate::plan::{Plan, RankPlan};
-use crate::tensor::{Data, Dtype, Tensor, TensorView};
+use crate::tensor::{Dtype, Tensor, TensorView};
 use crate::world::Pe;
 
 /// Stamps that a traced step has room for.
@@ -41,67 +37,83 @@ pub(super) struct Step<'a> {
     pub layout: ChannelLayout,
 }
 
-/// The kernels for one element type.
-struct Kernels {
-    prep: fn(&mut Warpgroup<'_>, &PrepParams),
-    scan: fn(&mut Warpgroup<'_>, &ScanParams),
-    fix: fn(&mut Warpgroup<'_>, &FixParams),
-}
-
-impl Kernels {
-    fn new(op: Op, dtype: Dtype) -> Self {
-        fn of<E: Element>(op: Op) -> Kernels {
-            let prep = match op {
-                Op::Kda => prep::<Kda, E>,
-                Op::Gdn => prep::<Gdn, E>,
-            };
-            Kernels { prep, scan: scan_push::<E>, fix: fix_out::<E> }
-        }
-        match dtype {
-            Dtype::F32 => of::<f32>(op),
-            Dtype::Bf16 => of::<bf16>(op),
-            Dtype::F16 => of::<f16>(op),
-        }
-    }
-}
-
-/// A caller's tensor, read-only.
-fn input(x: &TensorView<'_>) -> Param {
-    let (addr, len) = match x.data() {
-        Data::F32(x) => (x.as_ptr() as u64, x.len()),
-        Data::Bf16(x) => (x.as_ptr() as u64, x.len()),
-        Data::F16(x) => (x.as_ptr() as u64, x.len()),
-    };
-    if len == 0 { Param::absent() } else { Param::new(addr, len, code(x.dtype())) }
-}
-
-fn optional(x: Option<&TensorView<'_>>) -> Param {
-    x.map_or_else(Param::absent, input)
-}
-
-/// A result, to be written by kernels.
-fn output(x: &mut Tensor) -> Param {
-    let dtype = code(x.data.dtype());
-    let bytes = x.data.bytes_mut();
-    if bytes.is_empty() {
-        return Param::absent();
-    }
-    Param::new(bytes.as_mut_ptr() as u64, bytes.len() / dtype.size(), dtype)
-}
-
 /// Elements `start ..` of a tensor.
 fn part(x: &Param, start: usize, len: usize) -> Param {
     Param { addr: x.addr + (start * x.dtype().size()) as u64, len: len as u64, ..*x }
 }
 
-/// Words that a step's kernels write, in one place so that their addresses stay.
-struct Words {
-    scan_ticket: [u64; 1],
-    fix_ticket: [u64; 1],
-    stats: StepStats,
-    trap: TrapRecord,
-    cursor: [u64; 1],
-    stamps: Vec<Stamp>,
+/// Tables that kernels read and words that they write, as parts of one image.
+struct Parts {
+    chunks: Part,
+    segments: Part,
+    sources: Part,
+    targets: Part,
+    scan_items: Part,
+    fix_items: Part,
+    payload: Part,
+    words: Part,
+    epoch: Part,
+    scan_ticket: Part,
+    fix_ticket: Part,
+    stats: Part,
+    trap: Part,
+    cursor: Part,
+    stamps: Part,
+}
+
+impl Parts {
+    fn push(image: &mut Image, tables: &HostTables, channel: Option<&Channel>, trace: bool) -> Self {
+        Self {
+            chunks: image.push(&tables.chunks),
+            segments: image.push(&tables.segments),
+            sources: image.push(&tables.sources),
+            targets: image.push(&tables.targets),
+            scan_items: image.push(&tables.scan),
+            fix_items: image.push(&tables.fix),
+            payload: image.push(channel.map_or(&[][..], Channel::payload_addresses)),
+            words: image.push(channel.map_or(&[][..], Channel::word_addresses)),
+            epoch: image.push(&[channel.map_or(0, Channel::epoch)]),
+            scan_ticket: image.push_zeroed::<u64>(1),
+            fix_ticket: image.push_zeroed::<u64>(1),
+            stats: image.push_zeroed::<u64>(size_of::<StepStats>() / 8),
+            trap: image.push_zeroed::<TrapRecord>(1),
+            cursor: image.push_zeroed::<u64>(usize::from(trace)),
+            stamps: image.push_zeroed::<Stamp>(if trace { STAMPS } else { 0 }),
+        }
+    }
+}
+
+/// Where the tensors of a step lie.
+struct Memory {
+    records: Records,
+    o: Param,
+    finals: Param,
+    o_local: Param,
+    q_tilde: Param,
+    own: Param,
+    state_in: Param,
+}
+
+/// What is the same for a step's launches.
+struct Common<'a> {
+    op: Op,
+    dtype: Dtype,
+    checker: Option<&'a Checker>,
+    peer_failed: &'a (dyn Fn() -> bool + Sync),
+    launched: Vec<&'static str>,
+}
+
+impl Common<'_> {
+    fn launch<X: Executor, K: Kernel>(
+        &mut self,
+        exec: &mut X,
+        (grid, warpgroups, shared_bytes): (Grid, usize, usize),
+        params: &K,
+    ) -> Result<(), ExecError> {
+        let (op, dtype, checker, peer_failed) = (self.op, self.dtype, self.checker, self.peer_failed);
+        self.launched.push(K::NAME);
+        exec.launch(&Launch { op, dtype, grid, warpgroups, shared_bytes, checker, peer_failed }, params)
+    }
 }
 
 impl Step<'_> {
@@ -110,7 +122,7 @@ impl Step<'_> {
     }
 
     /// Runs the step.
-    pub fn run(&self, cpu: &Cpu, workspace: &mut Workspace, channel: Option<&mut Channel>) -> Result<Forward, OpError> {
+    pub fn run<X: Executor>(&self, exec: &mut X, channel: Option<&mut Channel>) -> Result<Forward, OpError> {
         let (config, rank) = (self.config, self.rank());
         let Dims { b, t, h, hv, k, v } = *self.dims;
         let dtype = self.inputs.dtype();
@@ -119,95 +131,75 @@ impl Step<'_> {
         let scan_warpgroups = if fits { scan::WARPGROUPS } else { 1 };
         let tables = HostTables::new(rank, config.mode, config.chunk, hv as u32, &self.layout, scan_warpgroups as u32);
         let sizes = Sizes { h: h as u32, hv: hv as u32, k: k as u32, v: v as u32, chunk: config.chunk as u32, pad: 0 };
-        let device_tables = Tables {
-            sizes,
-            chunks: Array::of(&tables.chunks),
-            segments: Array::of(&tables.segments),
-            sources: Array::of(&tables.sources),
-            targets: Array::of(&tables.targets),
-        };
         let mut o = Tensor::zeros(dtype, &[b, t, hv, v]);
         let state_shape = match self.inputs.state_layout {
             StateLayout::KFirst => [rank.ends.len(), hv, k, v],
             StateLayout::VFirst => [rank.ends.len(), hv, v, k],
         };
         let mut finals = config.final_state.then(|| Tensor::zeros(Dtype::F32, &state_shape));
+        let memory = self.memory(exec, &tables, sizes, &mut o, finals.as_mut())?;
 
-        let corrected = if config.mode == Mode::Exact { 0 } else { self.corrected_tokens() };
-        let receiving = if config.mode == Mode::Exact { 0 } else { rank.receiving().count() * hv };
-        let records = Records {
-            operands: workspace.operands.tensor(tables.chunks.len() * hv * Records::record_len(&sizes), dtype),
-            decay: workspace.decay.tensor(tables.chunks.len() * hv * k, Dtype::F32),
-            sizes,
-        };
-        let o_local = workspace.o_local.tensor(corrected * hv * v, Dtype::F32);
-        let q_tilde = workspace.q_tilde.tensor(corrected * hv * k, dtype);
-        let own = workspace.own.tensor(receiving * own_len(&self.layout), Dtype::F32);
-        let state_in = workspace.state_in.tensor(receiving * v * k, Dtype::F32);
-        let o_param = output(&mut o);
-        let finals_param = finals.as_mut().map_or_else(Param::absent, output);
-
-        let mut words = Words {
-            scan_ticket: [0],
-            fix_ticket: [0],
-            stats: StepStats::default(),
-            trap: TrapRecord::zeroed(),
-            cursor: [0],
-            stamps: if config.trace { vec![Stamp::zeroed(); STAMPS] } else { Vec::new() },
-        };
         let channel = channel.map(|channel| {
             channel.advance();
             &*channel
         });
-        let device_channel = self.channel_params(channel, &mut words);
-        let trace = if config.trace {
-            TraceBuffer { stamps: mutable(&mut words.stamps), cursor: mutable(&mut words.cursor) }
-        } else {
-            TraceBuffer::zeroed()
+        let mut image = Image::default();
+        let parts = Parts::push(&mut image, &tables, channel, config.trace);
+        let base = exec.put_image(&image)?;
+        let device_tables = Tables {
+            sizes,
+            chunks: parts.chunks.at(base),
+            segments: parts.segments.at(base),
+            sources: parts.sources.at(base),
+            targets: parts.targets.at(base),
         };
+        let device_channel = self.channel_params(&parts, base);
+        let trace = TraceBuffer { stamps: parts.stamps.at(base), cursor: parts.cursor.at(base) };
+
         let mut checker = Checker::new();
         if config.checked {
-            self.expect_outputs(&mut checker, &records, &o_param, &finals_param, &o_local, &q_tilde);
+            self.expect_outputs(&mut checker, &memory);
         }
         let checker = config.checked.then_some(&checker);
         let peer_failed = || self.pe.failed_peer().is_some();
-        let launch = |kernel, grid, warpgroups| Launch { kernel, grid, warpgroups, checker, peer_failed: &peer_failed };
-        let kernels = Kernels::new(self.inputs.op, dtype);
-        let mut report = Report { tokens: b * t, ..Report::default() };
-        let note = |report: &mut Report, kernel, time| report.kernels.push(KernelTime { kernel, time });
+        let op = self.inputs.op;
+        let mut common = Common { op, dtype, checker, peer_failed: &peer_failed, launched: Vec::new() };
 
-        let prep_params = self.prep_params(device_tables, records, trace);
-        let grid = Grid::Blocks(tables.chunks.len() * hv);
-        let time = cpu.launch(&launch("prep", grid, prep::WARPGROUPS), kernels.prep, &prep_params)?;
-        note(&mut report, "prep", time);
+        let prep_params = self.prep_params(exec, device_tables, memory.records, trace)?;
+        let shared = prep::shared_bytes(k, config.chunk, element, op == Op::Kda);
+        common.launch(exec, (Grid::Blocks(tables.chunks.len() * hv), prep::WARPGROUPS, shared), &prep_params)?;
 
-        let (v_first, m_dtype) = (u32::from(self.inputs.state_layout == StateLayout::VFirst), self.m_dtype());
+        let v_first = u32::from(self.inputs.state_layout == StateLayout::VFirst);
+        let m_dtype = code(config.m_wire.resolve(dtype)) as u32;
+        let initial = optional(exec, Slot::InitialState, self.inputs.initial_state.as_ref())?;
+        let Memory { records, o: o_param, finals: finals_param, o_local, q_tilde, own, state_in } = memory;
         let scan_params = ScanParams {
             tables: device_tables,
             records,
-            v: input(&self.inputs.v),
+            v: exec.input(Slot::V, &self.inputs.v)?,
             o: o_param,
             o_local,
             q_tilde,
-            initial: optional(self.inputs.initial_state.as_ref()),
+            initial,
             finals: finals_param,
             own,
-            items: Array::of(&tables.scan),
-            ticket: mutable(&mut words.scan_ticket),
+            items: parts.scan_items.at(base),
+            ticket: parts.scan_ticket.at(base),
             channel: device_channel,
             trace,
             v_first,
             m_dtype,
         };
-        let time = cpu.launch(&launch("scan_push", Grid::Resident, scan_warpgroups), kernels.scan, &scan_params)?;
-        note(&mut report, "scan_push", time);
-        self.check_trap(&words)?;
+        let shared = scan::shared_bytes(k, config.chunk, element, scan_warpgroups);
+        common.launch(exec, (Grid::Resident, scan_warpgroups, shared), &scan_params)?;
 
+        let mut exchange = Duration::ZERO;
         if let (Mode::Bulk, Some(channel)) = (config.mode, channel) {
+            exec.get_image(&mut image)?;
+            self.check_trap(&image, &parts)?;
             let start = Instant::now();
-            self.exchange(channel, &sizes)?;
-            note(&mut report, "exchange", start.elapsed());
-            report.exposed_wait += start.elapsed();
+            self.exchange(exec, channel, &sizes)?;
+            exchange = start.elapsed();
         }
         if !tables.fix.is_empty() {
             let fix_params = FixParams {
@@ -218,51 +210,84 @@ impl Step<'_> {
                 state_in,
                 o: o_param,
                 finals: finals_param,
-                items: Array::of(&tables.fix),
-                ticket: mutable(&mut words.fix_ticket),
+                items: parts.fix_items.at(base),
+                ticket: parts.fix_ticket.at(base),
                 channel: device_channel,
                 trace,
                 v_first,
                 m_dtype,
             };
-            let time = cpu.launch(&launch("fix_out", Grid::Resident, fixup::WARPGROUPS), kernels.fix, &fix_params)?;
-            note(&mut report, "fix_out", time);
-            self.check_trap(&words)?;
+            let shared = fixup::shared_bytes(k, config.chunk, element);
+            common.launch(exec, (Grid::Resident, fixup::WARPGROUPS, shared), &fix_params)?;
         }
+        exec.get_image(&mut image)?;
+        self.check_trap(&image, &parts)?;
         if let Some(checker) = checker {
-            checker.finish("prep, scan_push and fix_out")?;
+            checker.finish(&common.launched.join(", ")).map_err(ExecError::from)?;
         }
-        report.count(&words.stats, cpu.workers());
+        exec.fetch(Slot::Output, &mut o)?;
+        if let Some(finals) = &mut finals {
+            exec.fetch(Slot::FinalState, finals)?;
+        }
+        let stats: StepStats = bytemuck::cast_slice(&image.get::<u64>(parts.stats))[0];
+        let mut report = Report { tokens: b * t, exposed_wait: exchange, ..Report::default() };
+        let times = exec.take_times()?;
+        report.kernels = common.launched.iter().zip(times).map(|(&kernel, time)| KernelTime { kernel, time }).collect();
+        report.count(&stats, exec.concurrency());
         let total: Duration = report.kernels.iter().map(|k| k.time).sum();
-        report.compute = total.saturating_sub(report.exposed_wait + report.slot_wait);
-        report.scratch_bytes = workspace.bytes();
-        report.heap_bytes = self.pe.heap().stats().in_use;
-        let trace = config.trace.then(|| super::report::timeline(self.pe.rank(), &words.stamps, words.cursor[0], hv));
+        report.compute = (total + exchange).saturating_sub(report.exposed_wait + report.slot_wait);
+        report.scratch_bytes = exec.scratch_bytes();
+        report.heap_bytes = exec.heap_bytes(self.pe);
+        let trace = config.trace.then(|| {
+            let asked = image.get::<u64>(parts.cursor)[0];
+            super::report::timeline(self.pe.rank(), &image.get::<Stamp>(parts.stamps), asked, hv)
+        });
         Ok(Forward { o, final_state: finals, report, trace })
     }
 
-    /// Tokens up to the end of the last segment whose outputs are corrected.
-    fn corrected_tokens(&self) -> usize {
-        self.rank().receiving().map(|(segment, _)| segment.start + segment.len).max().unwrap_or(0)
+    /// Results and scratch memory.
+    fn memory<X: Executor>(
+        &self,
+        exec: &mut X,
+        tables: &HostTables,
+        sizes: Sizes,
+        o: &mut Tensor,
+        finals: Option<&mut Tensor>,
+    ) -> Result<Memory, ExecError> {
+        let Dims { hv, k, v, .. } = *self.dims;
+        let (rank, dtype, chunks) = (self.rank(), self.inputs.dtype(), tables.chunks.len());
+        // In exact mode nothing is corrected.
+        let corrects = self.config.mode != Mode::Exact;
+        let corrected = rank.receiving().filter(|_| corrects).map(|(s, _)| s.start + s.len).max().unwrap_or(0);
+        let receiving = rank.receiving().filter(|_| corrects).count() * hv;
+        let operands = chunks * hv * Records::record_len(&sizes);
+        Ok(Memory {
+            records: Records {
+                operands: exec.scratch(Scratch::Operands, operands, dtype)?,
+                decay: exec.scratch(Scratch::Decay, chunks * hv * k, Dtype::F32)?,
+                sizes,
+            },
+            o: exec.output(Slot::Output, o)?,
+            finals: match finals {
+                Some(finals) => exec.output(Slot::FinalState, finals)?,
+                None => Param::absent(),
+            },
+            o_local: exec.scratch(Scratch::OLocal, corrected * hv * v, Dtype::F32)?,
+            q_tilde: exec.scratch(Scratch::QTilde, corrected * hv * k, dtype)?,
+            own: exec.scratch(Scratch::Own, receiving * own_len(&self.layout), Dtype::F32)?,
+            state_in: exec.scratch(Scratch::StateIn, receiving * v * k, Dtype::F32)?,
+        })
     }
 
-    fn m_dtype(&self) -> u32 {
-        code(self.config.m_wire.resolve(self.inputs.dtype())) as u32
-    }
-
-    fn channel_params(&self, channel: Option<&Channel>, words: &mut Words) -> params::Channel {
+    fn channel_params(&self, parts: &Parts, base: u64) -> params::Channel {
         params::Channel {
             layout: self.layout,
             pad: 0,
-            payload: channel.map_or_else(Array::zeroed, Channel::payload_array),
-            words: channel.map_or_else(Array::zeroed, Channel::words_array),
-            trap: mutable(std::slice::from_mut(&mut words.trap)),
-            // The kernels count in words.
-            stats: Array {
-                len: (size_of::<StepStats>() / 8) as u64,
-                ..mutable(std::slice::from_mut(&mut words.stats))
-            },
-            epoch: channel.map_or_else(Array::zeroed, Channel::epoch_array),
+            payload: parts.payload.at(base),
+            words: parts.words.at(base),
+            trap: parts.trap.at(base),
+            stats: parts.stats.at(base),
+            epoch: parts.epoch.at(base),
             timeout_ns: self.pe.timeout().as_nanos() as u64,
             pe: self.pe.rank() as u32,
             mode: match self.config.mode {
@@ -273,7 +298,13 @@ impl Step<'_> {
         }
     }
 
-    fn prep_params(&self, tables: Tables, records: Records, trace: TraceBuffer) -> PrepParams {
+    fn prep_params<X: Executor>(
+        &self,
+        exec: &mut X,
+        tables: Tables,
+        records: Records,
+        trace: TraceBuffer,
+    ) -> Result<PrepParams, ExecError> {
         let x = self.inputs;
         let (g, a_log, dt_bias, form, bound) = match &x.gate {
             Gate::Given(g) => (g, None, None, GateForm::Given, 0.0),
@@ -286,14 +317,14 @@ impl Step<'_> {
             Beta::Given(beta) => (beta, 0.0),
             Beta::Logits { logits, factor } => (logits, *factor),
         };
-        PrepParams {
+        Ok(PrepParams {
             tables,
-            q: input(&x.q),
-            k: input(&x.k),
-            g: input(g),
-            beta: input(beta),
-            a_log: optional(a_log),
-            dt_bias: optional(dt_bias),
+            q: exec.input(Slot::Q, &x.q)?,
+            k: exec.input(Slot::K, &x.k)?,
+            g: exec.input(Slot::Gate, g)?,
+            beta: exec.input(Slot::Beta, beta)?,
+            a_log: optional(exec, Slot::ALog, a_log)?,
+            dt_bias: optional(exec, Slot::DtBias, dt_bias)?,
             records,
             gate_form: form as u32,
             l2norm: u32::from(x.l2norm),
@@ -302,38 +333,33 @@ impl Step<'_> {
             beta_factor,
             pad: 0,
             trace,
-        }
+        })
     }
 
     /// Tells the checker what the step must write.
-    fn expect_outputs(
-        &self,
-        checker: &mut Checker,
-        records: &Records,
-        o: &Param,
-        finals: &Param,
-        o_local: &Param,
-        q_tilde: &Param,
-    ) {
+    fn expect_outputs(&self, checker: &mut Checker, memory: &Memory) {
         let Dims { hv, k, v, .. } = *self.dims;
-        for (name, tensor) in
-            [("records", &records.operands), ("decay", &records.decay), ("o", o), ("final_state", finals)]
-        {
-            if tensor.is_present() {
-                checker.expect_written(name, *tensor);
-            }
+        let outputs = [
+            ("records", &memory.records.operands),
+            ("decay", &memory.records.decay),
+            ("o", &memory.o),
+            ("final_state", &memory.finals),
+        ];
+        for (name, tensor) in outputs.into_iter().filter(|(_, tensor)| tensor.is_present()) {
+            checker.expect_written(name, *tensor);
         }
         for (segment, _) in self.rank().receiving().filter(|_| self.config.mode != Mode::Exact) {
             let (start, len) = (segment.start * hv, segment.len * hv);
-            checker.expect_written("o_local", part(o_local, start * v, len * v));
-            checker.expect_written("q_tilde", part(q_tilde, start * k, len * k));
+            checker.expect_written("o_local", part(&memory.o_local, start * v, len * v));
+            checker.expect_written("q_tilde", part(&memory.q_tilde, start * k, len * k));
         }
     }
 
     /// Bulk mode: all scans have left their summaries; takes those that this PE needs. Collective.
-    fn exchange(&self, channel: &Channel, sizes: &Sizes) -> Result<(), OpError> {
+    fn exchange<X: Executor>(&self, exec: &mut X, channel: &Channel, sizes: &Sizes) -> Result<(), OpError> {
         self.pe.barrier("exchange of summaries")?;
         let (layout, hv, parity) = (&self.layout, sizes.hv, parity(channel.epoch()));
+        let own = self.pe.rank();
         for (segment, receive) in self.rank().receiving() {
             for (i, &source) in receive.from.iter().enumerate() {
                 let sending = self.plan.ranks[source].sending().find(|(s, _)| s.seq == segment.seq);
@@ -343,7 +369,13 @@ impl Step<'_> {
                     for block in 0..blocks {
                         let from = layout.slot(source as u32, parity, send.lane as u32 * hv + head, block);
                         let to = layout.slot(source as u32, parity, receive.lane as u32 * hv + head, block);
-                        channel.copy_from_peer(source, from.offset, to.offset, from.bytes);
+                        let addresses = channel.payload_addresses();
+                        let (to, bytes) = (addresses[own] + to.offset as u64, from.bytes);
+                        let from = addresses[source] + from.offset as u64;
+                        // SAFETY: both slots lie inside the payload, which every PE has allocated with this layout. The
+                        // barrier came after the scan that wrote the source, which is not written again before this
+                        // PE's ack; nothing else touches the destination until then.
+                        unsafe { exec.copy(to, from, bytes)? };
                     }
                 }
             }
@@ -352,19 +384,18 @@ impl Step<'_> {
     }
 
     /// The error of a wait that expired in a kernel; another PE's failure, if that was the reason.
-    fn check_trap(&self, words: &Words) -> Result<(), OpError> {
-        // The launch was joined: its writes are visible.
-        if words.trap.state == TrapRecord::CLEAR {
+    fn check_trap(&self, image: &Image, parts: &Parts) -> Result<(), OpError> {
+        let trap: TrapRecord = image.get(parts.trap)[0];
+        if trap.state == TrapRecord::CLEAR {
             return Ok(());
         }
         if let Some((rank, message)) = self.pe.failed_peer() {
             return Err(crate::world::WorldError::PeFailed { rank, message }.into());
         }
-        Err(OpError::Expired(ExpiredWait { expired: words.trap.expired, hv: self.dims.hv as u32 }))
+        Err(OpError::Expired(ExpiredWait { expired: trap.expired, hv: self.dims.hv as u32 }))
     }
 }
 
-/// An array that kernels write.
-fn mutable<T: bytemuck::Pod>(slice: &mut [T]) -> Array {
-    Array { addr: slice.as_mut_ptr() as u64, len: slice.len() as u64 }
+fn optional<X: Executor>(exec: &mut X, slot: Slot, x: Option<&TensorView<'_>>) -> Result<Param, ExecError> {
+    x.map_or_else(|| Ok(Param::absent()), |x| exec.input(slot, x))
 }

@@ -63,11 +63,10 @@ impl HostTables {
         for &segment in &order {
             let needs_m = self.segments[segment as usize].receive_lane != NONE && mode != Mode::Exact;
             let (s, all) = (layout.s_blocks(), layout.blocks());
-            let runs = match needs_m {
-                true if all <= warpgroups => vec![0..all],
-                true => vec![s..all, 0..s],
-                false => vec![0..s],
-            };
+            let end = if needs_m { all } else { s };
+            // Where one item does not hold all of them, the blocks of M are a run of their own.
+            let split = if needs_m && all > warpgroups { s } else { 0 };
+            let runs = [split..end, 0..split];
             for head in 0..hv {
                 for run in &runs {
                     for first_block in run.clone().step_by(warpgroups as usize) {

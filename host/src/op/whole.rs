@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
-use super::{Config, ContextParallel, Forward, OpError, Report, is_batch};
+use super::{Config, ContextParallel, Device, Forward, OpError, Report, is_batch};
+use crate::exec::Executor;
 use crate::inputs::{Beta, Gate, Inputs, StateLayout};
 use crate::plan::Plan;
 use crate::tensor::{Buffer, Dtype, Tensor, TensorView};
 use crate::trace::Trace;
-use crate::world::{RunError, WorldOptions, run_threads};
+use crate::world::{Pe, RunError, WorldOptions, run_threads};
 
 /// Results of a whole batch.
 #[derive(Clone, Debug)]
@@ -104,25 +105,68 @@ pub fn check_whole(plan: &Plan, whole: &Inputs<'_>, config: &Config) -> Result<(
     Ok(whole.check_values(config.allow_nonfinite)?)
 }
 
-/// Computes a whole batch on as many threads as the plan has PEs.
+/// Computes a whole batch on as many threads as the plan has PEs, on the device that `config` names.
 ///
 /// # Errors
 /// [`OpError`], of the inputs or of the PE that failed first.
 pub fn forward(plan: &Plan, whole: &Inputs<'_>, config: &Config, options: &WorldOptions) -> Result<Whole, OpError> {
     check_whole(plan, whole, config)?;
     let origin = Instant::now();
-    let parts = run_threads(plan.pes(), options, |pe| {
-        let share = Share::new(plan, pe.rank(), whole);
-        let mut op = ContextParallel::new(pe, config.clone())?;
-        op.set_clock_origin(origin);
-        op.forward(plan, &share.inputs(whole))
-    })
-    .map_err(|error| match error {
+    let parts = match config.device {
+        Device::Cpu => run_threads(plan.pes(), options, |pe| {
+            let op = ContextParallel::new(pe, config.clone())?;
+            one_pe(op, pe, plan, whole, origin)
+        }),
+        #[cfg(feature = "cuda")]
+        Device::Cuda => on_gpus(plan, whole, config, options, origin),
+        #[cfg(not(feature = "cuda"))]
+        Device::Cuda => return Err(OpError::NoCuda),
+    };
+    let parts = parts.map_err(|error| match error {
         RunError::World(error) => OpError::World(error),
         RunError::Pe { error, .. } => error,
         RunError::Panic { rank, message } => OpError::World(crate::world::WorldError::PeFailed { rank, message }),
     })?;
     Ok(join(plan, whole, parts))
+}
+
+/// The share of one PE.
+fn one_pe<X: Executor>(
+    mut op: ContextParallel<'_, X>,
+    pe: &Pe,
+    plan: &Plan,
+    whole: &Inputs<'_>,
+    origin: Instant,
+) -> Result<Forward, OpError> {
+    let share = Share::new(plan, pe.rank(), whole);
+    op.set_clock_origin(origin);
+    op.forward(plan, &share.inputs(whole))
+}
+
+/// On all GPUs of this machine, PEs dealt out to them in turn.
+#[cfg(feature = "cuda")]
+fn on_gpus(
+    plan: &Plan,
+    whole: &Inputs<'_>,
+    config: &Config,
+    options: &WorldOptions,
+    origin: Instant,
+) -> Result<Vec<Forward>, RunError<OpError>> {
+    use crate::exec::cuda::{CudaExecutor, Gpu};
+    use crate::world::virtual_pes::run_virtual_pes;
+
+    let failed = |error: OpError| RunError::Pe { rank: 0, error };
+    let gpus = || -> Result<Vec<Gpu>, crate::exec::cuda::CudaError> { (0..Gpu::count()?).map(Gpu::open).collect() };
+    let gpus = gpus().map_err(|error| failed(crate::exec::ExecError::from(error).into()))?;
+    let dims = whole.dims().map_err(|error| failed(error.into()))?;
+    let layout = super::channel::layout(plan, whole, &dims, config).map_err(failed)?;
+    let pool_bytes = super::channel::heap_bytes(&layout);
+    run_virtual_pes(plan.pes(), &gpus, options, pool_bytes, |virtual_pe| {
+        let exec = CudaExecutor::new(virtual_pe.gpu, virtual_pe.heap.clone(), virtual_pe.sharers);
+        let exec = exec.map_err(crate::exec::ExecError::from)?;
+        let op = ContextParallel::on(virtual_pe.pe, config.clone(), exec)?;
+        one_pe(op, virtual_pe.pe, plan, whole, origin)
+    })
 }
 
 /// Puts the PEs' results together, in the order of the ranks.

@@ -39,20 +39,36 @@ pub fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenStream> 
     })
 }
 
-/// The attribute's arguments as ` name=value` each.
-fn bounds(arguments: TokenStream) -> Result<String> {
-    struct Bound(Ident, LitInt);
-    impl syn::parse::Parse for Bound {
-        fn parse(input: syn::parse::ParseStream<'_>) -> Result<Self> {
-            let name = input.parse()?;
-            input.parse::<Token![=]>()?;
-            Ok(Bound(name, input.parse()?))
+/// One argument: `hot`, or `name = number`.
+struct Bound(Ident, Option<LitInt>);
+
+impl syn::parse::Parse for Bound {
+    fn parse(input: syn::parse::ParseStream<'_>) -> Result<Self> {
+        let name = input.parse::<Ident>()?;
+        if name == "hot" {
+            return Ok(Bound(name, None));
         }
+        input.parse::<Token![=]>()?;
+        Ok(Bound(name, Some(input.parse()?)))
     }
+}
+
+/// The attribute's arguments as ` name=value` or ` hot` each.
+fn bounds(arguments: TokenStream) -> Result<String> {
     let mut text = String::new();
-    for Bound(name, value) in Punctuated::<Bound, Token![,]>::parse_terminated.parse2(arguments)? {
+    let given: Vec<Bound> = Punctuated::<Bound, Token![,]>::parse_terminated.parse2(arguments)?.into_iter().collect();
+    if let Some(Bound(name, _)) = given.iter().find(|bound| bound.0 == "blocks_per_sm")
+        && (given.iter().any(|bound| bound.0 == "registers") || !given.iter().any(|bound| bound.0 == "threads"))
+    {
+        return Err(Error::new(name.span(), "blocks_per_sm goes with threads and without registers"));
+    }
+    for Bound(name, value) in given {
+        let Some(value) = value else {
+            text.push_str(" hot");
+            continue;
+        };
         if !BOUNDS.iter().any(|known| name == known) {
-            return Err(Error::new(name.span(), format!("unknown bound {name}; known are {}", BOUNDS.join(", "))));
+            return Err(Error::new(name.span(), format!("unknown bound {name}; known are hot, {}", BOUNDS.join(", "))));
         }
         if value.base10_parse::<u32>()? == 0 {
             return Err(Error::new(value.span(), format!("{name} must be at least 1")));
@@ -87,7 +103,12 @@ fn argument_type(argument: &FnArg) -> Result<&Type> {
     let FnArg::Typed(argument) = argument else {
         return Err(Error::new(argument.span(), "a kernel has no self"));
     };
-    match &*argument.ty {
+    // A type that a macro_rules macro passed on is in an invisible group.
+    let mut ty = &*argument.ty;
+    while let Type::Group(group) = ty {
+        ty = &group.elem;
+    }
+    match ty {
         Type::Ptr(pointer) => match &*pointer.elem {
             Type::Slice(_) | Type::TraitObject(_) => {
                 Err(Error::new(pointer.span(), "a launch passes thin pointers only: pass pointer and length"))
@@ -113,12 +134,12 @@ mod tests {
     #[test]
     fn a_kernel_becomes_an_entry_point() {
         let text = expand(
-            "threads = 128, registers = 168".parse().unwrap(),
+            "threads = 128, registers = 168, hot".parse().unwrap(),
             "/// Doubles.\npub unsafe fn double(out: *mut f32, n: u32) { }".parse().unwrap(),
         )
         .unwrap()
         .to_string();
-        assert!(text.contains("\"// cuda_std::kernel double threads=128 registers=168\""), "{text}");
+        assert!(text.contains("\"// cuda_std::kernel double threads=128 registers=168 hot\""), "{text}");
         assert!(text.contains("unsafe extern \"ptx-kernel\" fn double (out : * mut f32 , n : u32)"), "{text}");
         assert!(text.contains("argument :: < u32 > ()"), "{text}");
     }
@@ -130,7 +151,8 @@ mod tests {
         assert!(refused("", "unsafe fn k(x: &mut f32) {}").contains("raw pointer in place of a reference"));
         assert!(refused("", "unsafe fn k(x: *const [f32]) {}").contains("pointer and length"));
         assert!(refused("", "unsafe fn k() -> u32 { 0 }").contains("through a pointer"));
-        assert!(refused("thread = 1", "unsafe fn k() {}").contains("unknown bound thread; known are threads"));
+        assert!(refused("thread = 1", "unsafe fn k() {}").contains("unknown bound thread; known are hot, threads"));
+        assert!(refused("blocks_per_sm = 2", "unsafe fn k() {}").contains("goes with threads"));
         assert!(refused("threads = 0", "unsafe fn k() {}").contains("at least 1"));
         assert!(refused("threads = 1, threads = 2", "unsafe fn k() {}").contains("given twice"));
     }

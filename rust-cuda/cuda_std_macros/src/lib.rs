@@ -18,10 +18,11 @@ use proc_macro::TokenStream;
 /// generic parameters and results are refused here; a struct aligned to more than 16 bytes is refused when the
 /// device crate is compiled (rustc cannot pass one; pass a pointer to it).
 ///
-/// Arguments, all optional, each a number:
+/// Arguments, all optional, numbers but for the first:
+/// * `hot`: local memory, spills and serialised `wgmma` fail the build.
 /// * `threads`: threads of a block (`.reqntid`); launching with another number fails. `setmaxnreg` needs it.
 /// * `registers`: most registers of a thread (`.maxnreg`). `setmaxnreg` needs it.
-/// * `blocks_per_sm`: blocks that must fit one multiprocessor (`.minnctapersm`).
+/// * `blocks_per_sm`: blocks that must fit one multiprocessor (`.minnctapersm`); with `threads`, without `registers`.
 /// * `cluster`: blocks of a cluster (`.reqnctapercluster`).
 ///
 /// They travel as a line of module assembly that starts with `// cuda_std::kernel`; `cuda_builder` turns it into

@@ -37,7 +37,7 @@ pub(super) fn check(
 ) -> Result<Verdict, RunCommandError> {
     let inputs = job.file.inputs();
     let layout = inputs.state_layout;
-    let tolerance = allowed(inputs.dtype(), job.regime(), config);
+    let tolerance = allowed(inputs.dtype(), job.regime(), config, &job.plan);
     let found = Found::new(whole, layout);
 
     progress.start(format!("{}: computing on one PE", job.name));

@@ -132,7 +132,9 @@ impl Report {
 
         let head = ["compared with", "o: rel. RMS", "largest", "ht: rel. RMS", "largest"];
         let mut errors = table(head.map(number));
-        errors.column_mut(0).map(|column| column.set_cell_alignment(comfy_table::CellAlignment::Left));
+        if let Some(names) = errors.column_mut(0) {
+            names.set_cell_alignment(comfy_table::CellAlignment::Left);
+        }
         let mut row = |name: &str, o: Option<&Compared>, ht: Option<&Compared>| {
             let cells = [o, ht].into_iter().flat_map(|error| match error {
                 Some(error) => [format!("{:.1e}", error.rel_rms), format!("{:.1e}", error.max_abs)],

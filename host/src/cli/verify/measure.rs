@@ -5,7 +5,7 @@ use super::matrix::Case;
 use crate::generate::{Case as Generated, Spec};
 use crate::inputs::Inputs;
 use crate::op::whole::{self, Whole};
-use crate::op::{Config, OpError};
+use crate::op::{Config, Device, OpError};
 use crate::plan::{Cuts, Plan, PlanError};
 use crate::reference::{Problem, ProblemError, recurrent, transition_weight};
 use crate::world::WorldOptions;
@@ -68,14 +68,14 @@ impl Bench {
     }
 
     /// Computes `case`. That it cannot be computed is a mismatch, too.
-    pub fn measure(&mut self, case: &Case) -> Outcome {
-        match self.figures(case) {
+    pub fn measure(&mut self, case: &Case, device: Device) -> Outcome {
+        match self.figures(case, device) {
             Ok((figures, mismatches)) => Outcome { figures: Some(figures), mismatches },
             Err(error) => Outcome { figures: None, mismatches: vec![error.to_string()] },
         }
     }
 
-    fn figures(&mut self, case: &Case) -> Result<(Figures, Vec<String>), MeasureError> {
+    fn figures(&mut self, case: &Case, device: Device) -> Result<(Figures, Vec<String>), MeasureError> {
         let inputs = self.generated.inputs();
         let cu_seqlens = self.generated.cu_seqlens();
         if self.solved.is_none() {
@@ -90,11 +90,18 @@ impl Bench {
             Some(cu_seqlens) => Plan::packed(cu_seqlens, &cuts),
             None => Plan::batch(case.spec.b, case.spec.t, &cuts),
         }?;
-        let config = Config { mode: case.mode, chunk: case.chunk, m_wire: case.m_wire, checked: case.checked, ..Config::default() };
+        let config = Config {
+            device,
+            mode: case.mode,
+            chunk: case.chunk,
+            m_wire: case.m_wire,
+            checked: case.checked,
+            ..Config::default()
+        };
         let many = forward(&plan, &inputs, &config)?;
         let one = forward(&on_one_pe(&plan), &inputs, &config)?;
 
-        let tolerance = allowed(case.spec.dtype, case.regime(), &config);
+        let tolerance = case.allowance() * allowed(case.spec.dtype, case.regime(), &config, &plan);
         let layout = inputs.state_layout;
         let (found, expected) = (Found::new(&many, layout), Found::new(&one, layout));
         let mut mismatches = found.mismatches(reference, "the f64 reference", problem, tolerance);

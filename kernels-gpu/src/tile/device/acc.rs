@@ -68,12 +68,7 @@ impl Acc {
     }
 
     #[inline(always)]
-    fn product<E: DeviceElement, const SUBTRACT: bool>(
-        &mut self,
-        wg: &mut Warpgroup<'_>,
-        a: Shared<E>,
-        b: Shared<E>,
-    ) {
+    fn product<E: DeviceElement, const SUBTRACT: bool>(&mut self, wg: &mut Warpgroup<'_>, a: Shared<E>, b: Shared<E>) {
         if E::WIDE {
             self.product_wide::<E, SUBTRACT>(wg, a, b);
         } else {

@@ -49,13 +49,7 @@ impl Warpgroup<'_> {
 
     /// tile(r, c) = f(source(r, c)), and `fill` where the tile is larger than the source.
     #[inline(always)]
-    pub fn load_map<E: DeviceElement>(
-        &mut self,
-        tile: Shared<E>,
-        source: Matrix,
-        fill: f32,
-        f: impl Fn(f32) -> f32,
-    ) {
+    pub fn load_map<E: DeviceElement>(&mut self, tile: Shared<E>, source: Matrix, fill: f32, f: impl Fn(f32) -> f32) {
         let (rows, cols) = tile.extent();
         self.each(rows, cols, |r, c| {
             let inside = (r as usize) < source.rows && (c as usize) < source.cols;

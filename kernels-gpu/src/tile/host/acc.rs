@@ -18,7 +18,7 @@ pub struct Acc {
 impl Acc {
     /// Zeros.
     pub fn zeros(rows: usize, cols: usize) -> Self {
-        if rows > ACC_MAX || cols > ACC_MAX || rows % 16 != 0 || cols % 16 != 0 {
+        if rows > ACC_MAX || cols > ACC_MAX || !rows.is_multiple_of(16) || !cols.is_multiple_of(16) {
             raise(FaultKind::Shapes { op: "Acc::zeros", shapes: vec![[rows, cols]] });
         }
         Self { rows, cols, data: [0.0; ACC_MAX * ACC_MAX] }

@@ -220,7 +220,7 @@ impl Warpgroup<'_> {
     ) {
         Self::same_shape("scale_running", [to.rows, to.cols], [from.rows, from.cols]);
         let one = decay.cols == 1;
-        if decay.rows != to.rows || !(one || decay.cols == to.cols) || to.rows % span != 0 {
+        if decay.rows != to.rows || !(one || decay.cols == to.cols) || !to.rows.is_multiple_of(span) {
             raise(FaultKind::Shapes {
                 op: "scale_running",
                 shapes: vec![[to.rows, to.cols], [decay.rows, decay.cols]],

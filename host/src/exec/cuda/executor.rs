@@ -1,0 +1,231 @@
+//! Steps on a GPU.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use kernels_gpu::params::Tensor as Param;
+
+use super::{CudaError, DeviceBuffer, Event, Function, Gpu, HostBuffer, Module, Shape, Stream};
+use crate::exec::cpu::code;
+use crate::exec::{ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes};
+use crate::heap::{DevicePool, Heap};
+use crate::tensor::{Data, Dtype, Tensor, TensorView};
+use crate::world::Pe;
+
+/// The device module of this build: all kernels, for Hopper.
+static MODULE: &[u8] = include_bytes!(env!("DELTALINK_DEVICE_MODULE"));
+
+/// Threads of a warpgroup.
+const WARPGROUP: usize = 128;
+
+/// A PE's GPU, its stream and its memory.
+pub struct CudaExecutor {
+    gpu: Gpu,
+    stream: Stream,
+    module: Module,
+    functions: HashMap<String, Function>,
+    heap: Heap<DevicePool>,
+    /// PEs that run on this GPU at the same time.
+    sharers: u32,
+    slots: HashMap<Slot, DeviceBuffer>,
+    scratch: HashMap<Scratch, DeviceBuffer>,
+    image: Option<(DeviceBuffer, HostBuffer)>,
+    /// Begin and end of each launch since times were last taken, and spare events.
+    timed: Vec<(Event, Event)>,
+    spare: Vec<Event>,
+}
+
+/// The module on `gpu`, loaded once per process: its code and stack memory are the GPU's, whoever launches.
+fn module(gpu: &Gpu) -> Result<Module, CudaError> {
+    static LOADED: OnceLock<Mutex<HashMap<usize, Module>>> = OnceLock::new();
+    let mut loaded = LOADED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    let ordinal = gpu.properties().ordinal;
+    if let Some(module) = loaded.get(&ordinal) {
+        return Ok(module.clone());
+    }
+    let module = gpu.load("deltalink", MODULE)?;
+    loaded.insert(ordinal, module.clone());
+    Ok(module)
+}
+
+impl CudaExecutor {
+    /// An executor of one PE on `gpu`, whose symmetric heap is `heap`; `sharers` PEs run on this GPU at the same time.
+    ///
+    /// # Errors
+    /// [`CudaError`] if the module does not load.
+    pub fn new(gpu: &Gpu, heap: Heap<DevicePool>, sharers: usize) -> Result<Self, CudaError> {
+        Ok(Self {
+            stream: gpu.stream()?,
+            module: module(gpu)?,
+            gpu: gpu.clone(),
+            functions: HashMap::new(),
+            heap,
+            sharers: sharers as u32,
+            slots: HashMap::new(),
+            scratch: HashMap::new(),
+            image: None,
+            timed: Vec::new(),
+            spare: Vec::new(),
+        })
+    }
+
+    /// The kernel's function, which may have as much shared memory as it asks for.
+    fn function(&mut self, name: String) -> Result<&Function, CudaError> {
+        if !self.functions.contains_key(&name) {
+            let function = self.module.function(&name)?;
+            function.allow_shared(kernels_gpu::tile::SHARED_BYTES as u32)?;
+            self.functions.insert(name.clone(), function);
+        }
+        Ok(&self.functions[&name])
+    }
+
+    fn event(&mut self) -> Result<Event, CudaError> {
+        self.spare.pop().map_or_else(|| self.gpu.event(), Ok)
+    }
+}
+
+/// A buffer of at least `bytes` under `key`.
+fn buffer<'a, K: std::hash::Hash + Eq>(
+    gpu: &Gpu,
+    stream: &Stream,
+    buffers: &'a mut HashMap<K, DeviceBuffer>,
+    key: K,
+    bytes: usize,
+) -> Result<&'a DeviceBuffer, CudaError> {
+    use std::collections::hash_map::Entry;
+    Ok(match buffers.entry(key) {
+        Entry::Occupied(entry) if entry.get().len() >= bytes => entry.into_mut(),
+        Entry::Occupied(mut entry) => {
+            // Kernels may still use the smaller one.
+            stream.synchronize()?;
+            entry.insert(gpu.alloc(bytes)?);
+            entry.into_mut()
+        }
+        Entry::Vacant(entry) => entry.insert(gpu.alloc(bytes)?),
+    })
+}
+
+fn param(buffer: &DeviceBuffer, len: usize, dtype: Dtype) -> Param {
+    if len == 0 { Param::absent() } else { Param::new(buffer.address(), len, code(dtype)) }
+}
+
+fn bytes_of<'a>(data: &Data<'a>) -> &'a [u8] {
+    match *data {
+        Data::F32(x) => bytemuck::cast_slice(x),
+        Data::Bf16(x) => bytemuck::cast_slice(x),
+        Data::F16(x) => bytemuck::cast_slice(x),
+    }
+}
+
+impl Executor for CudaExecutor {
+    fn input(&mut self, slot: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError> {
+        let bytes = bytes_of(&tensor.data());
+        let memory = buffer(&self.gpu, &self.stream, &mut self.slots, slot, bytes.len())?;
+        memory.upload(&self.stream, 0, bytes)?;
+        Ok(param(memory, tensor.data().len(), tensor.dtype()))
+    }
+
+    fn output(&mut self, slot: Slot, tensor: &mut Tensor) -> Result<Param, ExecError> {
+        let bytes = tensor.data.bytes().len();
+        let memory = buffer(&self.gpu, &self.stream, &mut self.slots, slot, bytes)?;
+        // Whatever a kernel should fail to write must not look like a result.
+        memory.fill_async(&self.stream, 0, bytes, 0xff)?;
+        Ok(param(memory, tensor.data.data().len(), tensor.data.dtype()))
+    }
+
+    fn fetch(&mut self, slot: Slot, tensor: &mut Tensor) -> Result<(), ExecError> {
+        let bytes = tensor.data.bytes_mut();
+        if let Some(memory) = self.slots.get(&slot).filter(|_| !bytes.is_empty()) {
+            memory.download(&self.stream, 0, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn scratch(&mut self, which: Scratch, len: usize, dtype: Dtype) -> Result<Param, ExecError> {
+        let memory = buffer(&self.gpu, &self.stream, &mut self.scratch, which, len * dtype.size())?;
+        Ok(param(memory, len, dtype))
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        let image = self.image.as_ref().map_or(0, |(device, _)| device.len());
+        image + self.scratch.values().map(DeviceBuffer::len).sum::<usize>()
+    }
+
+    fn put_image(&mut self, image: &Image) -> Result<u64, ExecError> {
+        let bytes = image.bytes();
+        if self.image.as_ref().is_none_or(|(device, _)| device.len() < bytes.len()) {
+            self.stream.synchronize()?;
+            self.image = Some((self.gpu.alloc(bytes.len())?, self.gpu.host_buffer(bytes.len())?));
+        }
+        let (device, _) = self.image.as_ref().expect("just made");
+        device.upload(&self.stream, 0, bytes)?;
+        Ok(device.address())
+    }
+
+    fn get_image(&mut self, image: &mut Image) -> Result<(), ExecError> {
+        if let Some((device, _)) = &self.image {
+            device.download(&self.stream, 0, image.bytes_mut())?;
+        }
+        Ok(())
+    }
+
+    fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {
+        let (begin, end) = (self.event()?, self.event()?);
+        let (sharers, threads) = (self.sharers, (launch.warpgroups * WARPGROUP) as u32);
+        let shared_bytes = launch.shared_bytes as u32;
+        let function = self.function(K::device_entry(launch.op, launch.dtype))?.clone();
+        let blocks = match launch.grid {
+            Grid::Blocks(blocks) => blocks as u32,
+            Grid::Resident => function.residency(threads, shared_bytes)?.share(sharers).max(1),
+        };
+        begin.record(&self.stream)?;
+        if blocks > 0 {
+            let shape = Shape { blocks, threads, shared_bytes };
+            if launch.grid == Grid::Resident {
+                function.check_resident(shape, sharers)?;
+            }
+            // SAFETY: the entry takes these parameters by value; the step keeps all memory that they name until it has
+            // read the image back, which waits for the stream.
+            unsafe { function.launch(&self.stream, shape, params)? };
+        }
+        end.record(&self.stream)?;
+        self.timed.push((begin, end));
+        Ok(())
+    }
+
+    fn take_times(&mut self) -> Result<Vec<Duration>, ExecError> {
+        self.stream.synchronize()?;
+        let mut times = Vec::with_capacity(self.timed.len());
+        for (begin, end) in std::mem::take(&mut self.timed) {
+            times.push(end.since(&begin)?);
+            self.spare.extend([begin, end]);
+        }
+        Ok(times)
+    }
+
+    unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), ExecError> {
+        // SAFETY: by contract; both lie in device memory that this GPU reaches.
+        Ok(unsafe { self.stream.copy(to, from, bytes)? })
+    }
+
+    fn concurrency(&self) -> usize {
+        self.gpu.properties().sms as usize
+    }
+
+    fn symmetric(&mut self, _: &Pe, name: &str, bytes: usize) -> Result<SymmetricBytes, ExecError> {
+        let object = self.heap.alloc::<u64>(name, bytes.div_ceil(8))?;
+        let pes = 0..self.heap.pes();
+        let addresses = pes.map(|rank| object.address(rank).ok_or(ExecError::NotReached { rank }));
+        let addresses = addresses.collect::<Result<_, _>>()?;
+        Ok(SymmetricBytes { addresses, owner: Box::new(object) })
+    }
+
+    fn heap_bytes(&self, _: &Pe) -> usize {
+        self.heap.stats().in_use
+    }
+
+    fn set_clock_origin(&mut self, _: Instant) {
+        // Kernels stamp the device's own clock.
+    }
+}
