@@ -134,7 +134,6 @@ fn merge<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'
             let acc = compose(wg, p, t, s, i > 0, channel, width, |wg, block| port.received(wg, from, at.row, block));
             acc.store(wg, t.state.columns(channel, width));
         });
-        wg.sync_block();
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::Merge, [start, end], [at.item.head, at.item.block], 0);
     }

@@ -139,7 +139,6 @@ impl Gate for Gdn {
 
     /// The decay does not depend on the channel: plain products now, the decay once at the end.
     fn add_scores<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &ScoreTiles<E>) {
-        wg.sync_block();
         wg.convert(t.left_operand, t.left, |x| x);
         let (first, own) = share_of(t.right.cols(), wg.count(), wg.index());
         if own > 0 {

@@ -70,7 +70,6 @@ pub fn prep<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams) 
         scores_of_slab::<G, E>(wg, p, &place, &tiles.narrow::<G>(width), channel);
         channel += width;
     }
-    wg.sync_block();
     solve::<G, E>(wg, p, &place, &tiles);
     wg.sync_block();
     write_w::<G, E>(wg, p, &place, &tiles, slab);
@@ -204,7 +203,6 @@ fn scores_of_slab<G: Gate, E: OperandElement>(
             right_operand: t.right,
         },
     );
-    wg.sync();
     if has_k(wg) {
         wg.scale_suffix(t.left, t.k, t.decay, c);
         wg.total_decay(t.total, t.decay);

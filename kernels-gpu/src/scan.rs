@@ -98,7 +98,6 @@ pub fn scan_push<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
             return;
         }
         if let Some(columns) = columns {
-            wg.sync();
             wg.to_operand(columns.rows(tiles.state_operand), columns.rows(tiles.state));
         }
         for index in 0..segment.chunks {

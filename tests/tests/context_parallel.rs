@@ -87,6 +87,28 @@ fn one_long_sequence_over_one_to_eight_ranks() {
     assert!(median < 1e-5, "median relative error in f32 {median:e}");
 }
 
+/// So many chunks on one rank that the correction is cut into several items, of which one merges the state and the others
+/// wait for it.
+#[test]
+fn corrections_of_many_chunks() {
+    let spec = slow(Spec { t: 700, h: 1, hv: 2, k: 16, v: 80, ..Spec::default() });
+    let solved = both_ops(&spec, &[Dtype::F32, Dtype::Bf16]);
+    for (i, solved) in solved.iter().enumerate() {
+        let plan = solved.plan(&Cuts::at(vec![40, 350]));
+        for (mode, workers) in [Mode::Overlap, Mode::Bulk].into_iter().flat_map(|mode| [1, 2, 3].map(|n| (mode, n))) {
+            let config = Config {
+                mode,
+                chunk: 16,
+                workers: Some(workers),
+                checked: (i + workers) % 2 == 0,
+                ..Config::default()
+            };
+            let limit = tolerance(solved.case.spec.dtype, Regime::Ordinary);
+            check_run("many chunks", solved, &plan, &config, limit);
+        }
+    }
+}
+
 #[test]
 fn packed_sequences_that_start_end_and_go_on_anywhere() {
     // Empty ones at the start, in between and at the end; single tokens; one that covers several ranks.
@@ -117,7 +139,11 @@ fn several_column_blocks_of_keys_and_values() {
     for (i, (k, v)) in shapes.into_iter().enumerate() {
         let layout = [StateLayout::VFirst, StateLayout::KFirst][i % 2];
         let spec = slow(Spec { t: 100, h: 1, hv: 2, k, v, state_layout: layout, ..Spec::default() });
-        check("columns", &both_ops(&spec, &[Dtype::F32, Dtype::Bf16]), &[Cuts::at(vec![30, 70])]);
+        // Each operation in one type, in turn.
+        let dtypes = if i % 2 == 0 { [Dtype::F32, Dtype::Bf16] } else { [Dtype::Bf16, Dtype::F32] };
+        let solved = [Op::Kda, Op::Gdn].into_iter().zip(dtypes);
+        let solved: Vec<_> = solved.map(|(op, dtype)| Solved::new(&Spec { op, dtype, ..spec.clone() })).collect();
+        check("columns", &solved, &[Cuts::at(vec![30, 70])]);
     }
     let spec = slow(Spec { t: 70, h: 1, hv: 1, k: 256, v: 256, ..Spec::default() });
     check("columns", &both_ops(&spec, &[Dtype::Bf16]), &[Cuts::at(vec![20, 50])]);

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Config, OpError};
-use crate::inputs::{Dims, Inputs, StateLayout};
+use crate::inputs::{Beta, Dims, Gate, Inputs, StateLayout};
 use crate::plan::Plan;
 use crate::world::Pe;
 
@@ -16,6 +16,15 @@ pub(super) struct Agreement {
 impl Agreement {
     pub fn new(plan: &Plan, inputs: &Inputs<'_>, dims: &Dims, config: &Config) -> Self {
         let field = |name: &str, value: String| (name.to_owned(), value);
+        let gate = match inputs.gate {
+            Gate::Given(_) => "given",
+            Gate::Softplus { .. } => "softplus",
+            Gate::LowerBound { .. } => "bounded below",
+        };
+        let beta = match inputs.beta {
+            Beta::Given(_) => "given".to_owned(),
+            Beta::Logits { factor, .. } => format!("{factor} sigmoid(logits)"),
+        };
         let states = match inputs.state_layout {
             StateLayout::KFirst => "K-first",
             StateLayout::VFirst => "V-first",
@@ -29,6 +38,10 @@ impl Agreement {
                 field("K", dims.k.to_string()),
                 field("V", dims.v.to_string()),
                 field("the element type", inputs.dtype().to_string()),
+                field("the gate", gate.to_owned()),
+                field("beta", beta),
+                field("scale", inputs.scale_or_default(dims).to_string()),
+                field("l2norm", inputs.l2norm.to_string()),
                 field("the mode", config.mode.to_string()),
                 field("the chunk length", config.chunk.to_string()),
                 field("the type of M on the wire", config.m_wire.resolve(inputs.dtype()).to_string()),
