@@ -94,7 +94,6 @@ pub unsafe fn checked_index(out: *mut u32, n: u32) {
 }
 
 /// A read-modify-write whose ordering this target drops.
-#[cfg(feature = "ordered-update")]
 #[kernel]
 pub unsafe fn ordered_update(word: *mut u64) {
     let word = unsafe { core::sync::atomic::AtomicU64::from_ptr(word) };
@@ -102,7 +101,6 @@ pub unsafe fn ordered_update(word: *mut u64) {
 }
 
 /// A call of something that nothing defines.
-#[cfg(feature = "undefined")]
 #[kernel]
 pub unsafe fn undefined(out: *mut f32) {
     unsafe extern "C" {
