@@ -130,11 +130,11 @@ impl CudaBuilder {
         let ptx = folder.join("module.ptx");
         write(&ptx, &text)?;
         let (cubin, said) = self.assemble(&ptxas, &ptx, &folder)?;
-        let functions = resources::parse(&said, &self.arch);
+        let said = resources::parse(&said, &self.arch);
         let resources = kernels
             .iter()
             .map(|(kernel, bounds)| {
-                KernelResources::of_kernel(kernel, bounds, &functions, &module)
+                KernelResources::of_kernel(kernel, bounds, &said, &module)
                     .ok_or(BuildError::Ptx { kernel: kernel.clone(), why: "ptxas does not mention it" })
             })
             .collect::<Result<Vec<_>, _>>()?;

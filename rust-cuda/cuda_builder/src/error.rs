@@ -60,6 +60,8 @@ pub enum Fault {
     Spills { kernel: String, stores: u64, loads: u64 },
     /// `wgmma` that run one after the other, by what ptxas says.
     Serialized { kernel: String, warnings: Vec<String> },
+    /// `setmaxnreg` without effect.
+    SetmaxnregIgnored { kernel: String },
     /// Calls of panics; never fails a build.
     Panics { kernel: String, calls: usize },
 }
@@ -81,6 +83,11 @@ impl std::fmt::Display for Fault {
                 "{kernel}: {} wgmma serialised; leave accumulators alone between issue and wait ({})",
                 warnings.len(),
                 warnings.join("; ")
+            ),
+            Fault::SetmaxnregIgnored { kernel } => write!(
+                f,
+                "{kernel}: setmaxnreg is ignored; its #[kernel] needs threads and registers, and its module must not be \
+                 linked with NVSHMEM (ptxas then assumes any caller): put such kernels into a module of their own"
             ),
             Fault::Panics { kernel, calls } => {
                 write!(f, "{kernel}: {calls} calls of panics are left; check bounds once, outside of loops")

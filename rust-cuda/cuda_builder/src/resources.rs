@@ -32,6 +32,8 @@ pub struct KernelResources {
     pub panics: usize,
     /// What ptxas says about serialised `wgmma`.
     pub serialized_wgmma: Vec<String>,
+    /// Whether it has `setmaxnreg` that ptxas ignores.
+    pub setmaxnreg_ignored: bool,
     /// Whether it was built as a hot kernel.
     pub hot: bool,
     /// Threads of a block, if fixed.
@@ -41,20 +43,17 @@ pub struct KernelResources {
 }
 
 impl KernelResources {
-    /// The resources of a kernel: its own from `functions` (see [`parse`]), together with what the functions that it
-    /// calls spill and keep in local memory.
-    pub(crate) fn of_kernel(
-        kernel: &str,
-        bounds: &Bounds,
-        functions: &BTreeMap<String, KernelResources>,
-        module: &Module,
-    ) -> Option<Self> {
-        let mut all = functions.get(kernel)?.clone();
+    /// The resources of a kernel: its own, together with what the functions that it calls spill and keep in local
+    /// memory.
+    pub(crate) fn of_kernel(kernel: &str, bounds: &Bounds, said: &Report, module: &Module) -> Option<Self> {
+        let mut all = said.functions.get(kernel)?.clone();
         (all.hot, all.threads, all.max_registers) = (bounds.hot, bounds.threads, bounds.registers);
         for (name, calls) in module.reached(kernel) {
             all.local_arrays += usize::from(module.functions.get(name).is_some_and(Function::has_local));
             all.panics += if name.contains("panicking") { calls } else { 0 };
-            if let (Some(callee), true) = (functions.get(name), name != kernel) {
+            all.setmaxnreg_ignored |= said.setmaxnreg_ignored
+                && module.functions.get(name).is_some_and(|function| function.count("setmaxnreg.") > 0);
+            if let (Some(callee), true) = (said.functions.get(name), name != kernel) {
                 all.spill_store_bytes += callee.spill_store_bytes;
                 all.spill_load_bytes += callee.spill_load_bytes;
             }
@@ -76,6 +75,9 @@ impl KernelResources {
         if !self.serialized_wgmma.is_empty() {
             faults.push(Fault::Serialized { kernel: kernel(), warnings: self.serialized_wgmma.clone() });
         }
+        if self.setmaxnreg_ignored {
+            faults.push(Fault::SetmaxnregIgnored { kernel: kernel() });
+        }
         if self.panics > 0 {
             faults.push(Fault::Panics { kernel: kernel(), calls: self.panics });
         }
@@ -83,9 +85,17 @@ impl KernelResources {
     }
 }
 
-/// Reads the output of `ptxas -v`: the functions that it names, kernels and those they call. Only kernels have
-/// registers of their own.
-pub fn parse(ptxas: &str, arch: &str) -> BTreeMap<String, KernelResources> {
+/// What `ptxas -v` says.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// The functions that it names, kernels and those they call. Only kernels have registers of their own.
+    pub functions: BTreeMap<String, KernelResources>,
+    /// Whether it ignores `setmaxnreg` somewhere: it does not say where.
+    pub setmaxnreg_ignored: bool,
+}
+
+/// Reads the output of `ptxas -v`.
+pub fn parse(ptxas: &str, arch: &str) -> Report {
     let mut functions = BTreeMap::<String, KernelResources>::new();
     let fresh = |name: &str| KernelResources { kernel: name.into(), arch: arch.into(), ..KernelResources::default() };
     // Register counts follow the kernel that they are of; frames and spills name their function one line above.
@@ -115,7 +125,7 @@ pub fn parse(ptxas: &str, arch: &str) -> BTreeMap<String, KernelResources> {
             None => functions.values_mut().for_each(|function| function.serialized_wgmma.push(remark.into())),
         }
     }
-    functions
+    Report { functions, setmaxnreg_ignored: ptxas.contains("'setmaxnreg' ignored") }
 }
 
 /// ptxas numbers its remarks on `wgmma` that it had to serialise from C7510 to C7520.
@@ -182,11 +192,13 @@ ptxas info    : Compile time = 21.134 ms
 ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma \
 instructions defining accumulator registers
 ptxas info    : (C7600) something else in the function 'step'
+ptxas info    : (C7504) Potential Performance Loss: 'setmaxnreg' ignored to maintain compatibility across compilation units.
 ";
 
     #[test]
     fn what_ptxas_says_is_read() {
-        let functions = parse(SAID, "sm_90a");
+        let Report { functions, setmaxnreg_ignored } = parse(SAID, "sm_90a");
+        assert!(setmaxnreg_ignored && !parse("", "sm_90a").setmaxnreg_ignored);
         assert_eq!(functions.keys().collect::<Vec<_>>(), ["helper", "step"]);
         let step = &functions["step"];
         assert_eq!((step.registers, step.static_shared_bytes, step.stack_bytes), (90, 2048, 16));
@@ -196,7 +208,7 @@ ptxas info    : (C7600) something else in the function 'step'
         // A remark that names no function is held against every one.
         let helper = &functions["helper"];
         assert_eq!((helper.spill_store_bytes, helper.serialized_wgmma.len()), (4, 1));
-        let table = table(&[step.clone()]);
+        let table = table(std::slice::from_ref(step));
         assert!(table.contains("24 / 40") && table.contains("sm_90a"), "{table}");
     }
 }

@@ -15,27 +15,32 @@ pub unsafe fn barrier_between_arms(out: *mut u32, n: u32) {
     unsafe { if first { ptx::st_global_u32(out, x) } else { ptx::st_global_u32(out.add(1), x + 1) } }
 }
 
-/// The same with barriers, votes and matrix instructions of assembly: LLVM itself would duplicate or sink those.
+/// The same with a barrier of assembly: LLVM's jump threading would do it.
 #[kernel]
 pub unsafe fn assembly_between_arms(out: *mut u32, n: u32) {
     let t = thread::thread_idx_x();
     let first = t < n;
-    let base = cuda_std::shared::dynamic();
-    let mut d = [0f32; 4];
     unsafe {
         if first {
-            ptx::st_shared_u32(base + 4 * t, n);
+            ptx::st_global_u32(out.add(2), n);
         }
         ptx::bar_sync(1, 128);
-        let a = ptx::ldmatrix_x4(base + 16 * (t % 32));
+        if first { ptx::st_global_u32(out, n) } else { ptx::st_global_u32(out.add(1), n + 1) }
+    }
+}
+
+/// Results of the whole warp that only some threads use: LLVM would sink the instructions to where they are used.
+#[kernel]
+pub unsafe fn used_in_one_arm(out: *mut u32, n: u32) {
+    let t = thread::thread_idx_x();
+    let mut d = [0f32; 4];
+    unsafe {
         let shuffled = ptx::shfl_sync_bfly_b32(t, 1, 0x1f, cuda_std::warp::ALL);
-        ptx::mma_m16n8k16_f32_bf16(&mut d, a, [n, shuffled]);
-        if first {
+        let a = ptx::ldmatrix_x4(cuda_std::shared::dynamic() + 16 * (t % 32));
+        ptx::mma_m16n8k16_f32_bf16(&mut d, a, [n, n]);
+        if t < n {
             ptx::st_global_u32(out, shuffled);
             ptx::st_global_f32(out.add(8) as *mut f32, d[0]);
-        } else {
-            ptx::st_global_u32(out.add(1), shuffled + 1);
-            ptx::st_global_f32(out.add(9) as *mut f32, d[1] + 1.0);
         }
     }
 }
@@ -94,7 +99,6 @@ pub unsafe fn checked_index(out: *mut u32, n: u32) {
 }
 
 /// A read-modify-write whose ordering this target drops.
-#[cfg(feature = "ordered-update")]
 #[kernel]
 pub unsafe fn ordered_update(word: *mut u64) {
     let word = unsafe { core::sync::atomic::AtomicU64::from_ptr(word) };
@@ -102,7 +106,6 @@ pub unsafe fn ordered_update(word: *mut u64) {
 }
 
 /// A call of something that nothing defines.
-#[cfg(feature = "undefined")]
 #[kernel]
 pub unsafe fn undefined(out: *mut f32) {
     unsafe extern "C" {

@@ -6,6 +6,5 @@
 
 mod guarded;
 mod instructions;
-#[cfg(feature = "nvshmem")]
 mod nvshmem;
 mod products;

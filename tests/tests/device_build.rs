@@ -1,0 +1,230 @@
+//! The device build: a crate with every instruction of `cuda_std` and every pattern that the builder guards against, and
+//! the kernels themselves, are compiled, assembled and linked for sm_90a. Nothing is run: no GPU is needed, but the tools
+//! that `cargo xtask setup` brings are. Without them the tests say so and pass, unless DELTALINK_REQUIRE_DEVICE_BUILD=1.
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use cuda_builder::ptx::{Function, Module};
+use cuda_builder::{Artifacts, BuildError, CudaBuilder, CudaTools, Fault, Llvm, Nvshmem, RustToolchain};
+
+/// Kernels of the probe that the builder accepts, hot ones among them, and those it warns of.
+const ACCEPTED: [&str; 24] = [
+    "arithmetic",
+    "assembly_between_arms",
+    "barrier_between_arms",
+    "barriers",
+    "checked_index",
+    "copies",
+    "fragments",
+    "global_memory",
+    "local_array",
+    "order",
+    "product_n128_bf16",
+    "product_n128_f16",
+    "product_n16_bf16",
+    "product_n16_f16",
+    "product_n32_bf16",
+    "product_n32_f16",
+    "product_n64_bf16",
+    "product_n64_f16",
+    "shared_memory",
+    "special",
+    "too_few_registers",
+    "touched_accumulators",
+    "used_in_one_arm",
+    "wgmma_chain",
+];
+
+fn in_workspace(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+fn shim() -> Nvshmem {
+    Nvshmem { shim: in_workspace("nvshmem-device-shim/shim.cu") }
+}
+
+/// A builder of the probe, for a module of this name; nothing if the tools are absent and need not be there.
+fn probe(module: &str) -> Option<CudaBuilder> {
+    let tools = || -> Result<(), BuildError> {
+        Llvm::find(&RustToolchain::find()?)?;
+        let cuda = CudaTools::new();
+        cuda.ptxas().and(cuda.nvlink()).and(cuda.nvcc())?;
+        Ok(())
+    };
+    match tools() {
+        Ok(()) => Some(CudaBuilder::new(in_workspace("rust-cuda/cuda_builder/tests/device")).module(module)),
+        Err(error) if std::env::var("DELTALINK_REQUIRE_DEVICE_BUILD").as_deref() == Ok("1") => panic!("{error}"),
+        Err(error) => {
+            eprintln!("skipping: the tools of the device build are not complete (run `cargo xtask setup`): {error}");
+            None
+        }
+    }
+}
+
+/// The accepted kernels, built once, and their PTX taken apart.
+fn accepted() -> Option<&'static (Artifacts, Module)> {
+    static BUILT: LazyLock<Option<(Artifacts, Module)>> = LazyLock::new(|| {
+        let built = probe("accepted")?.kernels(ACCEPTED).build().unwrap();
+        let module = Module::parse(&std::fs::read_to_string(&built.ptx).unwrap());
+        Some((built, module))
+    });
+    BUILT.as_ref()
+}
+
+fn function(name: &str) -> Option<&'static Function> {
+    accepted().map(|(_, module)| &module.functions[name])
+}
+
+/// Builds one kernel, made hot, and returns why it was refused.
+fn refusal(kernel: &str) -> Option<BuildError> {
+    let builder = probe(&format!("refused-{kernel}"))?;
+    Some(builder.kernels([kernel]).hot([kernel]).build().expect_err("it should be refused"))
+}
+
+#[test]
+fn a_barrier_between_two_conditional_parts_stays_one() {
+    let Some(kernel) = function("barrier_between_arms") else { return };
+    assert_eq!(kernel.count("bar.sync"), 1, "{:#?}", kernel.body);
+}
+
+#[test]
+fn a_barrier_of_assembly_between_two_conditional_parts_stays_one() {
+    let Some(kernel) = function("assembly_between_arms") else { return };
+    assert_eq!(kernel.count("bar.sync"), 1, "{:#?}", kernel.body);
+}
+
+#[test]
+fn instructions_of_a_warp_are_not_sunk_to_where_some_threads_use_them() {
+    let Some(kernel) = function("used_in_one_arm") else { return };
+    let at = |text: &str| kernel.body.iter().position(|line| line.contains(text)).unwrap();
+    for instruction in ["shfl.sync", "ldmatrix.sync", "mma.sync"] {
+        assert!(at(instruction) < at("bra "), "{instruction}: {:#?}", kernel.body);
+    }
+}
+
+#[test]
+fn orderings_are_in_the_instructions() {
+    let Some(kernel) = function("order") else { return };
+    for instruction in [
+        "ld.acquire.sys.global.u64",
+        "ld.acquire.gpu.global.u64",
+        "st.release.sys.global.u64",
+        "st.release.gpu.global.u64",
+        "st.relaxed.sys.global.u64",
+        "fence.acq_rel.cta",
+        "fence.acq_rel.gpu",
+        "fence.acq_rel.sys",
+        "atom.acq_rel.gpu.global.add.u64",
+        "atom.acq_rel.sys.global.add.u64",
+        "atom.relaxed.gpu.global.cas.b64",
+        "red.release.sys.global.add.u64",
+    ] {
+        assert_eq!(kernel.count(instruction), 1, "{instruction}: {:#?}", kernel.body);
+    }
+}
+
+#[test]
+fn hot_kernels_are_free_of_faults_and_others_are_warned_of() {
+    let Some((built, module)) = accepted() else { return };
+    assert_eq!(built.resources.iter().map(|kernel| kernel.kernel.as_str()).collect::<Vec<_>>(), ACCEPTED);
+    for kernel in built.resources.iter().filter(|kernel| kernel.hot) {
+        assert_eq!(kernel.faults(), [], "{}", kernel.kernel);
+        assert!(!module.functions[&kernel.kernel].has_local(), "{}", kernel.kernel);
+    }
+    let chain = built.resources.iter().find(|kernel| kernel.kernel == "wgmma_chain").unwrap();
+    assert!(chain.hot && chain.threads == Some(128) && chain.max_registers == Some(240));
+    assert!(module.functions["wgmma_chain"].count("wgmma.mma_async") == 12);
+
+    let warned = |kernel: &str| built.warnings.iter().find(|fault| fault.to_string().starts_with(kernel));
+    assert!(matches!(warned("local_array:"), Some(Fault::Local { arrays: 1, .. })));
+    assert!(matches!(warned("too_few_registers:"), Some(Fault::Spills { .. })));
+    assert!(matches!(warned("touched_accumulators:"), Some(Fault::Serialized { .. })));
+    assert!(matches!(warned("checked_index:"), Some(Fault::Panics { .. })));
+}
+
+#[test]
+fn the_module_has_launch_bounds_and_a_table() {
+    let Some((built, _)) = accepted() else { return };
+    let ptx = std::fs::read_to_string(&built.ptx).unwrap();
+    let head = &ptx[ptx.find(".entry wgmma_chain(").unwrap()..];
+    let head = &head[..head.find('{').unwrap()];
+    assert!(head.contains(".reqntid 128") && head.contains(".maxnreg 240"), "{head}");
+    assert!(std::fs::read(&built.cubin).unwrap().starts_with(b"\x7fELF"));
+
+    let json = std::fs::read_to_string(&built.resources_json).unwrap();
+    let read: Vec<cuda_builder::resources::KernelResources> = serde_json::from_str(&json).unwrap();
+    assert_eq!(read, built.resources);
+    assert!(built.table().contains("wgmma_chain (hot)"), "{}", built.table());
+}
+
+#[test]
+fn slow_kernels_are_refused_when_hot() {
+    for (kernel, what) in [
+        ("local_array", "1 functions keep arrays in local memory"),
+        ("too_few_registers", "bytes of spill stores"),
+        ("touched_accumulators", "wgmma serialised"),
+    ] {
+        let Some(error) = refusal(kernel) else { return };
+        let message = error.to_string();
+        assert!(matches!(error, BuildError::Hot { .. }) && message.contains(&format!("{kernel}: ")), "{message}");
+        assert!(message.contains(what), "{message}");
+    }
+}
+
+#[test]
+fn wrong_kernels_are_refused_by_name() {
+    let Some(error) = refusal("ordered_update") else { return };
+    let message = error.to_string();
+    assert!(message.starts_with("ordered_update has an atomic read-modify-write with ordering acq_rel"), "{message}");
+    let message = refusal("undefined").unwrap().to_string();
+    assert!(message.starts_with("nothing defines expf"), "{message}");
+    let message = refusal("absent").unwrap().to_string();
+    assert!(message.contains("no kernel absent; it has arithmetic, "), "{message}");
+}
+
+#[test]
+fn kernels_that_call_nvshmem_link_with_the_shim() {
+    let Some(builder) = probe("linked") else { return };
+    let built = builder.kernels(["ring"]).nvshmem(shim()).build().unwrap();
+    let module = std::fs::read(&built.cubin).unwrap();
+    // The host initialises NVSHMEM's state in the module by these names.
+    for symbol in ["nvshmemi_device_state_d", "nvshmemi_device_lib_version_d", "ring"] {
+        assert!(module.windows(symbol.len()).any(|bytes| bytes == symbol.as_bytes()), "{symbol}");
+    }
+    let message = refusal("ring").unwrap().to_string();
+    assert!(message.starts_with("nothing defines dl_") && message.contains("CudaBuilder::nvshmem"), "{message}");
+}
+
+#[test]
+fn registers_cannot_be_moved_in_a_linked_module() {
+    let Some(builder) = probe("linked-setmaxnreg") else { return };
+    let message = builder.kernels(["special"]).nvshmem(shim()).build().unwrap_err().to_string();
+    assert!(message.contains("special: setmaxnreg is ignored"), "{message}");
+}
+
+#[test]
+fn the_kernels_build() {
+    if probe("unused").is_none() {
+        return;
+    }
+    let built = CudaBuilder::new(in_workspace("kernels-gpu")).module("kernels-test").build().unwrap();
+    assert!(!built.resources.is_empty());
+    for kernel in &built.resources {
+        assert_eq!(kernel.static_shared_bytes, 0, "{}: shared memory is dynamic throughout", kernel.kernel);
+    }
+}
+
+#[test]
+fn absent_tools_are_named_with_what_to_do() {
+    let message = RustToolchain::find_among(&["/nonexistent/rustc".into()]).unwrap_err().to_string();
+    for part in ["/nonexistent/rustc: it does not run", "cargo xtask setup", "rust-src", RustToolchain::VARIABLE] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    let message = Llvm::find_among(&["/nonexistent".into()], (22, 1)).unwrap_err().to_string();
+    for part in ["its LLVM is 22.1", "/nonexistent: no opt", "cargo xtask setup", Llvm::VARIABLE] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    let message = CudaTools::within(vec!["/nonexistent".into()]).ptxas().unwrap_err().to_string();
+    assert!(message.contains("no ptxas") && message.contains("cargo xtask setup"), "{message}");
+}
