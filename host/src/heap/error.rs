@@ -1,5 +1,6 @@
 //! Errors of the heap, and how the PEs' requests are compared.
 
+use super::{HostPool, PoolMemory};
 use crate::world::WorldError;
 
 /// An allocation did not take place, on any PE.
@@ -17,6 +18,8 @@ pub enum HeapError {
         "what PE {rank} asks for in the allocation of `{name}` cannot be read ({reason}); start all PEs with one program"
     )]
     Unreadable { name: String, rank: usize, reason: String },
+    #[error("the memory of `{name}` cannot be set to zero in {kind}: {reason}")]
+    Memory { name: String, kind: &'static str, reason: String },
     #[error(transparent)]
     World(#[from] WorldError),
 }
@@ -28,6 +31,8 @@ pub struct Request {
     pub sequence: u64,
     /// Name of the object.
     pub name: String,
+    /// Kind of memory.
+    pub memory: String,
     /// Element type.
     pub element: String,
     /// Bytes of one element.
@@ -40,10 +45,11 @@ pub struct Request {
 
 impl std::fmt::Display for Request {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Request { sequence, name, element, element_bytes, len, offset } = self;
+        let Request { sequence, name, memory, element, element_bytes, len, offset } = self;
         write!(f, "`{name}` (allocation {sequence}: {len} x {element} of {element_bytes} bytes, ")?;
         match offset {
-            Some(offset) => write!(f, "at offset {offset})"),
+            Some(offset) if memory == HostPool::KIND => write!(f, "at offset {offset})"),
+            Some(offset) => write!(f, "at offset {offset} in {memory})"),
             None => write!(f, "for which it has no room)"),
         }
     }
@@ -54,6 +60,8 @@ impl std::fmt::Display for Request {
 pub enum Difference {
     /// Number or name: the PEs allocate in different orders.
     Order,
+    /// Kind of memory.
+    Memory,
     /// Element type.
     Element,
     /// Number of elements.
@@ -66,6 +74,7 @@ impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Difference::Order => "allocation order differs",
+            Difference::Memory => "the memory of an allocation differs",
             Difference::Element => "the element type of an allocation differs",
             Difference::Length => "the length of an allocation differs",
             Difference::Offset => {
@@ -101,6 +110,8 @@ impl Mismatch {
         requests.iter().enumerate().find_map(|(second_rank, second)| {
             let difference = if (first.sequence, &first.name) != (second.sequence, &second.name) {
                 Difference::Order
+            } else if first.memory != second.memory {
+                Difference::Memory
             } else if (&first.element, first.element_bytes) != (&second.element, second.element_bytes) {
                 Difference::Element
             } else if first.len != second.len {
@@ -124,6 +135,7 @@ mod tests {
         let same = Request {
             sequence: 2,
             name: "slots".into(),
+            memory: HostPool::KIND.into(),
             element: "f32".into(),
             element_bytes: 4,
             len: 8,
@@ -134,6 +146,7 @@ mod tests {
         let cases = [
             (Request { sequence: 3, ..same.clone() }, Difference::Order),
             (Request { name: "signals".into(), len: 9, ..same.clone() }, Difference::Order),
+            (Request { memory: "GPU memory".into(), ..same.clone() }, Difference::Memory),
             (Request { element: "u64".into(), element_bytes: 8, ..same.clone() }, Difference::Element),
             (Request { len: 9, offset: None, ..same.clone() }, Difference::Length),
             (Request { offset: Some(0), ..same.clone() }, Difference::Offset),

@@ -7,17 +7,26 @@
 //! may still hold theirs: the block is given out again only by an allocation that has the same offset on *every* PE, and
 //! an allocation clears its memory only after every PE has entered it. So a PE's puts into the old object, made while
 //! it held the object, are over by then. If PEs free differently, offsets differ and the next allocation says so.
+//!
+//! The pools are in memory of one kind ([`PoolMemory`]): the segment that the PEs of a world share ([`HostPool`]), or GPUs
+//! (`DevicePool`, feature `cuda`). The order of allocations is kept by the world either way.
 
+#[cfg(feature = "cuda")]
+mod device;
 mod error;
+mod memory;
 mod pool;
 mod symmetric;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+#[cfg(feature = "cuda")]
+pub use device::{DevicePool, Reach};
 pub use error::{Difference, HeapError, Mismatch, Request};
+pub use memory::{HostPool, PoolMemory};
 pub use symmetric::Symmetric;
 
-use crate::world::{Member, Purpose, Step};
+use crate::world::{Member, Pe, Purpose, Step};
 use pool::Pool;
 use symmetric::Block;
 
@@ -38,15 +47,22 @@ pub struct HeapStats {
 }
 
 /// One PE's pool of the symmetric heap. A clone is the same pool.
-#[derive(Clone, Debug)]
-pub struct Heap {
-    shared: Arc<Shared>,
+#[derive(Debug)]
+pub struct Heap<M: PoolMemory = HostPool> {
+    shared: Arc<Shared<M>>,
+}
+
+impl<M: PoolMemory> Clone for Heap<M> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
 }
 
 /// What the heap's handles and its objects have in common.
 #[derive(Debug)]
-struct Shared {
+struct Shared<M> {
     member: Arc<Member>,
+    memory: M,
     state: Mutex<State>,
 }
 
@@ -57,7 +73,7 @@ struct State {
     sequence: u64,
 }
 
-impl Shared {
+impl<M> Shared<M> {
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics between two related changes of the state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -65,9 +81,37 @@ impl Shared {
 }
 
 impl Heap {
+    /// The heap in the segment that a world's PEs share.
     pub(crate) fn new(member: Arc<Member>) -> Self {
-        let pool = Pool::new(member.segment().heap_bytes(), ALIGN);
-        Self { shared: Arc::new(Shared { member, state: Mutex::new(State { pool, sequence: 0 }) }) }
+        Self::with(Arc::clone(&member), HostPool::new(member))
+    }
+}
+
+impl<M: PoolMemory> Heap<M> {
+    /// A heap of `pe` in other memory than its world's. Every PE must make one of the same kind and capacity.
+    pub fn over(pe: &Pe, memory: M) -> Self {
+        Self::with(pe.member(), memory)
+    }
+
+    fn with(member: Arc<Member>, memory: M) -> Self {
+        let pool = Pool::new(memory.capacity(), ALIGN);
+        Self { shared: Arc::new(Shared { member, memory, state: Mutex::new(State { pool, sequence: 0 }) }) }
+    }
+
+    /// Number of PEs.
+    pub fn pes(&self) -> usize {
+        self.shared.member.segment().size()
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &M {
+        &self.shared.memory
+    }
+
+    /// Whether this is the last handle of the heap, and no object lives.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_unused_elsewhere(&self) -> bool {
+        Arc::strong_count(&self.shared) == 1
     }
 
     /// Allocates `len` elements on every PE, all zero everywhere when it returns. Collective: every PE makes the same
@@ -76,10 +120,11 @@ impl Heap {
     /// # Errors
     /// The same on every PE: [`HeapError::Mismatch`] if the requests or the resulting offsets differ,
     /// [`HeapError::OutOfMemory`] if no free range is large enough; the heap remains usable after either.
-    /// [`HeapError::World`] if a PE did not take part.
-    pub fn alloc<T: bytemuck::Pod>(&self, name: &str, len: usize) -> Result<Symmetric<T>, HeapError> {
+    /// [`HeapError::World`] if a PE did not take part, [`HeapError::Memory`] if the memory could not be cleared: the other
+    /// PEs are told.
+    pub fn alloc<T: bytemuck::Pod>(&self, name: &str, len: usize) -> Result<Symmetric<T, M>, HeapError> {
         const { assert!(align_of::<T>() <= ALIGN, "the element type needs more alignment than the heap gives") };
-        let Shared { member, state: _ } = &*self.shared;
+        let Shared { member, memory, state: _ } = &*self.shared;
         let mut turn = member.turn();
         let bytes = len.saturating_mul(size_of::<T>());
         let (request, block) = self.reserve::<T>(name, len, bytes);
@@ -112,22 +157,27 @@ impl Heap {
             });
         };
 
-        // SAFETY: the block lies inside this PE's pool and belongs to this call alone: peers reach it only through an
-        // object that they held before, and all of them have entered this allocation after their use of it.
-        unsafe { member.segment().heap(member.rank()).add(block.offset()).write_bytes(0, block.bytes()) };
+        // The block belongs to this call alone: peers reach it only through an object that they held before, and all of
+        // them have entered this allocation after their use of it.
+        memory.zero(block.offset(), block.bytes()).map_err(|reason| {
+            let error = HeapError::Memory { name: name.into(), kind: M::KIND, reason };
+            member.report_failure(&error.to_string());
+            error
+        })?;
         turn.step(Step { purpose: Purpose::AllocationReady, what: name })?;
         Ok(Symmetric::new(block, len))
     }
 
     /// Takes the memory before it is agreed on; dropping the block gives it back.
-    fn reserve<T>(&self, name: &str, len: usize, bytes: usize) -> (Request, Option<Block>) {
+    fn reserve<T>(&self, name: &str, len: usize, bytes: usize) -> (Request, Option<Block<M>>) {
         let mut state = self.shared.state();
         let sequence = state.sequence;
         state.sequence += 1;
         let offset = state.pool.reserve(bytes);
         let block = offset.map(|offset| Block::new(Arc::clone(&self.shared), name, offset, bytes));
         let element = std::any::type_name::<T>().to_string();
-        (Request { sequence, name: name.into(), element, element_bytes: size_of::<T>(), len, offset }, block)
+        let memory = M::KIND.into();
+        (Request { sequence, name: name.into(), memory, element, element_bytes: size_of::<T>(), len, offset }, block)
     }
 
     /// Use of this PE's pool.

@@ -4,19 +4,19 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::Shared;
+use super::{HostPool, PoolMemory, Shared};
 
 /// A block of this PE's pool; dropping it gives the block back.
 #[derive(Debug)]
-pub(super) struct Block {
-    shared: Arc<Shared>,
+pub(super) struct Block<M> {
+    shared: Arc<Shared<M>>,
     name: Box<str>,
     offset: usize,
     bytes: usize,
 }
 
-impl Block {
-    pub(super) fn new(shared: Arc<Shared>, name: &str, offset: usize, bytes: usize) -> Self {
+impl<M> Block<M> {
+    pub(super) fn new(shared: Arc<Shared<M>>, name: &str, offset: usize, bytes: usize) -> Self {
         Self { shared, name: name.into(), offset, bytes }
     }
 
@@ -29,7 +29,7 @@ impl Block {
     }
 }
 
-impl Drop for Block {
+impl<M> Drop for Block<M> {
     fn drop(&mut self) {
         self.shared.state().pool.release(self.offset, self.bytes);
     }
@@ -41,20 +41,22 @@ impl Drop for Block {
 /// The memory stays mapped while any reference lives. A PE may use peers' copies only while it holds a reference itself.
 ///
 /// Access is by raw address: who may read or write what when is the business of the protocol that uses the object.
-pub struct Symmetric<T> {
-    block: Arc<Block>,
+///
+/// What there is besides depends on the memory `M`: in [`HostPool`] pointers and slices, on GPUs addresses and copies.
+pub struct Symmetric<T, M: PoolMemory = HostPool> {
+    block: Arc<Block<M>>,
     len: usize,
     /// Hands out addresses of `T`, owns none.
     element: PhantomData<fn() -> T>,
 }
 
-impl<T> Clone for Symmetric<T> {
+impl<T, M: PoolMemory> Clone for Symmetric<T, M> {
     fn clone(&self) -> Self {
         Self { block: Arc::clone(&self.block), len: self.len, element: PhantomData }
     }
 }
 
-impl<T> std::fmt::Debug for Symmetric<T> {
+impl<T, M: PoolMemory> std::fmt::Debug for Symmetric<T, M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Symmetric")
             .field("name", &self.name())
@@ -69,7 +71,7 @@ impl<T> std::fmt::Debug for Symmetric<T> {
 impl<T: bytemuck::Pod> Symmetric<T> {
     /// This PE's copy.
     pub fn addr(&self) -> *mut T {
-        self.peer_addr(self.block.shared.member.rank())
+        self.peer_addr(self.rank())
     }
 
     /// PE `rank`'s copy, mapped in this process; `len` elements, aligned to [`ALIGN`](super::ALIGN).
@@ -77,7 +79,7 @@ impl<T: bytemuck::Pod> Symmetric<T> {
     /// # Panics
     /// If there is no such PE.
     pub fn peer_addr(&self, rank: usize) -> *mut T {
-        self.block.shared.member.segment().heap(rank).wrapping_add(self.block.offset).cast()
+        self.block.shared.memory.start(rank).wrapping_add(self.block.offset).cast()
     }
 
     /// This PE's copy.
@@ -115,9 +117,27 @@ impl Symmetric<u64> {
     }
 }
 
-impl<T> Symmetric<T> {
-    pub(super) fn new(block: Block, len: usize) -> Self {
+impl<T, M: PoolMemory> Symmetric<T, M> {
+    pub(super) fn new(block: Block<M>, len: usize) -> Self {
         Self { block: Arc::new(block), len, element: PhantomData }
+    }
+
+    /// The memory in which it lies.
+    pub fn memory(&self) -> &M {
+        &self.block.shared.memory
+    }
+
+    /// This PE.
+    pub(super) fn rank(&self) -> usize {
+        self.block.shared.member.rank()
+    }
+
+    /// Address at which this PE reaches PE `rank`'s copy, where kernels run that use this memory; nothing if it cannot.
+    ///
+    /// # Panics
+    /// If there is no such PE.
+    pub fn address(&self, rank: usize) -> Option<u64> {
+        Some(self.memory().address(rank)? + self.offset() as u64)
     }
 
     /// Number of elements.

@@ -176,6 +176,11 @@ impl Member {
         self.rank
     }
 
+    /// Tells the other PEs why this one stops.
+    pub(crate) fn report_failure(&self, message: &str) {
+        self.segment.failure().report(self.rank, message);
+    }
+
     /// The right to make collective steps, held by one thread of the PE at a time.
     pub(crate) fn turn(&self) -> Turn<'_> {
         // A panic elsewhere leaves no half-made state behind: each step commits its epoch in one assignment.

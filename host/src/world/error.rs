@@ -71,11 +71,15 @@ pub enum WorldError {
     MissingVariable { name: String, because: String },
     #[error("{first_source} says {first} PEs, {second_source} says {second}; start the PEs with one launcher only")]
     SizesDiffer { first_source: &'static str, first: usize, second_source: &'static str, second: usize },
+    #[error("{asked} PEs were asked for, {launcher} started {found}; ask for as many as it starts")]
+    Started { asked: usize, launcher: &'static str, found: usize },
     #[error(
-        "started by {launcher} ({variable}={value}), which offers no PMI-1: every process would be PE 0 of 1; \
-         start the PEs with MPICH's mpiexec.hydra, or start one process and let it start the PEs"
+        "{launcher} has spread the {size} PEs over several machines ({variable}={value}); this world needs one machine: \
+         start all PEs on one"
     )]
-    Launcher { launcher: &'static str, variable: &'static str, value: String },
+    SeveralMachines { launcher: &'static str, size: usize, variable: &'static str, value: String },
+    #[error("the PEs cannot meet at {place}: {reason}")]
+    Rendezvous { place: String, reason: String },
     #[error("PE 0 and PE {rank} run on different machines (boot {found} and {want}); this world needs one machine")]
     OtherMachine { rank: usize, found: String, want: String },
     #[error("the launcher's process manager did not complete `{command}` ({reason})")]

@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::environment::{HEAP, PMI, RANK, SIZE};
+use super::launcher::{HEAP, PMI, RANK, SIZE};
 use super::segment::{HeapAddress, Segment};
 use super::{WorldError, WorldOptions};
 

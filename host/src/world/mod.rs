@@ -1,7 +1,7 @@
 //! Who runs where: a world of PEs (processing elements) that share memory.
 //!
-//! A PE is a thread ([`run_threads`]) or a process ([`Launch`], or MPICH's `mpiexec.hydra`; see
-//! [`Pe::from_environment`]). Either way all PEs map one segment, which holds every PE's heap: a put is a store to the
+//! A PE is a thread ([`run_threads`]) or a process, started by [`Launch`] or by a launcher such as `mpiexec.hydra`,
+//! Open MPI's `mpirun`, `srun` or `torchrun` (see [`Pe::from_environment`]). Either way all PEs map one segment, which holds every PE's heap: a put is a store to the
 //! peer's memory, a signal an atomic. Only how the segment comes about differs; collective steps, failure reports and
 //! the [heap](crate::heap) are the same code.
 //!
@@ -13,9 +13,15 @@ mod control;
 mod environment;
 mod error;
 mod launch;
+mod launcher;
+#[cfg(feature = "cuda")]
+pub mod nvshmem;
 mod pmi;
+mod rendezvous;
 mod segment;
 mod threads;
+#[cfg(feature = "cuda")]
+pub mod virtual_pes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -57,19 +63,30 @@ impl Default for WorldOptions {
 pub struct Pe {
     member: Arc<Member>,
     heap: Heap,
+    place: Place,
     /// The launcher's process manager, told at the end that this process ends well.
     manager: Option<pmi::Client>,
+}
+
+/// Which PE a thread or process is, by whom.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    rank: usize,
+    /// Rank among the PEs of this machine.
+    local_rank: usize,
+    /// As errors name it.
+    launcher: &'static str,
 }
 
 impl Pe {
     fn join(
         segment: Arc<Segment>,
-        rank: usize,
+        place: Place,
         timeout: Duration,
         manager: Option<pmi::Client>,
     ) -> Result<Self, WorldError> {
-        let member = Member::join(segment, rank, timeout)?;
-        Ok(Self { heap: Heap::new(Arc::clone(&member)), member, manager })
+        let member = Member::join(segment, place.rank, timeout)?;
+        Ok(Self { heap: Heap::new(Arc::clone(&member)), member, place, manager })
     }
 
     /// The only PE of a world of its own, on the calling thread: for one device, without context parallelism.
@@ -78,12 +95,23 @@ impl Pe {
     /// [`WorldError::Map`] if there is no memory for the heap.
     pub fn alone(options: &WorldOptions) -> Result<Self, WorldError> {
         let segment = Segment::anonymous(1, options.heap_bytes)?;
-        Self::join(Arc::new(segment), 0, options.timeout, None)
+        let place = Place { rank: 0, local_rank: 0, launcher: "the program" };
+        Self::join(Arc::new(segment), place, options.timeout, None)
     }
 
-    /// Joins the world that this process was started for, if any: by [`Launch`] (`DELTALINK_RANK`, `DELTALINK_SIZE`,
-    /// `DELTALINK_HEAP`) or by a PMI-1 launcher such as MPICH's `mpiexec.hydra` (`PMI_RANK`, `PMI_SIZE`, `PMI_FD`, or
-    /// `PMI_PORT`, `PMI_ID`). Returns when all PEs have joined; `None` if nothing of that kind started this process.
+    /// Joins the world that this process was started for, if any. Returns when all PEs have joined; `None` if no launcher
+    /// started this process.
+    ///
+    /// | launcher | variables that tell | PEs meet |
+    /// |---|---|---|
+    /// | [`Launch`] | `DELTALINK_RANK`, `DELTALINK_SIZE`, `DELTALINK_HEAP` | in the launcher's segment |
+    /// | `mpiexec.hydra`, `nvshmrun` (PMI-1) | `PMI_RANK`, `PMI_SIZE`, `PMI_FD`, or `PMI_PORT`, `PMI_ID` | through the launcher |
+    /// | Open MPI's `mpirun` | `OMPI_COMM_WORLD_RANK`, `_SIZE`; `PMIX_NAMESPACE` or `OMPI_MCA_ess_base_jobid` | at a file |
+    /// | `torchrun` | `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` | at TCP port `MASTER_PORT` + 77, or `DELTALINK_PORT` |
+    /// | Slurm's `srun` | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_JOB_ID`, `SLURM_STEP_ID` | at a file |
+    ///
+    /// The first that is there counts. The file lies in `XDG_RUNTIME_DIR` or `/tmp`, is named after user and job, and is
+    /// gone when all have joined. All PEs must be on one machine.
     ///
     /// # Errors
     /// [`WorldError`] if the world cannot be joined, was made with other options, or a PE does not join in time.
@@ -91,14 +119,33 @@ impl Pe {
         environment::join(options)
     }
 
+    /// What the PE's heaps have in common with it.
+    pub(crate) fn member(&self) -> Arc<Member> {
+        Arc::clone(&self.member)
+    }
+
     /// This PE, from 0.
     pub fn rank(&self) -> usize {
         self.member.rank
     }
 
+    /// This PE among those of its machine, from 0, by its launcher's word: what a PE chooses its GPU by.
+    pub fn local_rank(&self) -> usize {
+        self.place.local_rank
+    }
+
     /// Number of PEs.
     pub fn size(&self) -> usize {
         self.member.segment.size()
+    }
+
+    /// Checks that the launcher started as many PEs as the user asked for.
+    ///
+    /// # Errors
+    /// [`WorldError::Started`] with both numbers, on every PE.
+    pub fn expect_size(&self, asked: usize) -> Result<(), WorldError> {
+        let (found, launcher) = (self.size(), self.place.launcher);
+        if found == asked { Ok(()) } else { Err(WorldError::Started { asked, launcher, found }) }
     }
 
     /// Bound of every wait for other PEs.
@@ -143,7 +190,7 @@ impl Pe {
     /// Tells the other PEs why this one stops: their current or next wait ends with [`WorldError::PeFailed`].
     /// The first report of any PE stays; later ones are its consequences.
     pub fn report_failure(&self, message: &str) {
-        self.member.segment.failure().report(self.rank(), message);
+        self.member.report_failure(message);
     }
 
     /// The PE that failed first (this one if it reported itself), and why. One atomic load while nobody failed, so that
@@ -187,6 +234,13 @@ impl Drop for Pe {
             manager.finalize();
         }
     }
+}
+
+/// Identifies the running kernel.
+fn machine() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let boot = boot.trim();
+    if boot.is_empty() { "unknown".into() } else { boot.into() }
 }
 
 fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {

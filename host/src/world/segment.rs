@@ -187,6 +187,11 @@ impl HeapAddress {
         format!("/proc/{}/fd/{}", self.pid, self.fd)
     }
 
+    /// The process that holds the file.
+    pub(super) fn pid(self) -> u32 {
+        self.pid
+    }
+
     /// Reads what `Display` writes.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (pid, fd) = text.split_once(':')?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use super::segment::Segment;
-use super::{Pe, RunError, WorldError, WorldOptions, panic_message};
+use super::{Pe, Place, RunError, WorldError, WorldOptions, panic_message};
 
 /// Runs `body` on `size` PEs, each a thread, and returns their values by rank.
 ///
@@ -24,7 +24,8 @@ where
 {
     let segment = Arc::new(Segment::anonymous(size, options.heap_bytes).map_err(RunError::World)?);
     let run = |rank: usize| {
-        let pe = Pe::join(Arc::clone(&segment), rank, options.timeout, None);
+        let place = Place { rank, local_rank: rank, launcher: "the program" };
+        let pe = Pe::join(Arc::clone(&segment), place, options.timeout, None);
         pe.map_err(|error| RunError::Pe { rank, error: E::from(error) })?.run(&body)
     };
     let mut outcomes: Vec<Result<T, RunError<E>>> = thread::scope(|scope| {

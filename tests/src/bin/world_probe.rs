@@ -50,7 +50,8 @@ fn launch(size: usize, scenario: &str, timeout: &str) -> ExitCode {
 
 fn pe(name: &str, timeout: &str) -> ExitCode {
     let mut options = options(timeout);
-    let rank = ["DELTALINK_RANK", "PMI_RANK"].into_iter().find_map(|name| std::env::var(name).ok());
+    const RANKS: [&str; 5] = ["DELTALINK_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "RANK", "SLURM_PROCID"];
+    let rank = RANKS.into_iter().find_map(|name| std::env::var(name).ok());
     let size = ["DELTALINK_SIZE", "PMI_SIZE"].into_iter().find_map(|name| std::env::var(name).ok());
     let last = rank.as_ref().is_some_and(|rank| Some(number(rank) + 1) == size.as_deref().map(number));
     // What happens before a PE joins is no scenario of a joined PE.

@@ -1,0 +1,370 @@
+//! NVSHMEM under a world of processes: GPU memory in which each PE reaches the others'.
+//!
+//! The world starts the PEs, orders their steps and tells of failures, under any launcher; NVSHMEM gives the pool of the
+//! symmetric heap and serves kernels that call it. PE 0's identifier travels through the world ([`Pe::all_gather`]), so
+//! that none of NVSHMEM's own start-up protocols has to fit the launcher.
+//!
+//! Each step that can fail on one PE alone is followed by one in which all learn of it, before NVSHMEM's next collective
+//! call, which would wait forever.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::path::Path;
+use std::sync::Arc;
+
+use nvshmem_sys::{INIT_WITH_UNIQUEID, InitAttr, Library, LoadError, ONE_MACHINE, UniqueId, Version};
+use serde::{Deserialize, Serialize};
+
+use super::{Pe, WorldError};
+use crate::exec::cuda::{CudaError, Gpu, Module, Stream};
+use crate::heap::{ALIGN, DevicePool, Heap, HeapStats, Reach};
+
+/// NVSHMEM could not be started or used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // the messages say what each field is
+pub enum NvshmemError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    World(#[from] WorldError),
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error(
+        "PE 0 has loaded NVSHMEM {first} ({first_path}), PE {second_rank} {second} ({second_path}); give all PEs the same \
+         library (NVSHMEM_HOME or LD_LIBRARY_PATH)"
+    )]
+    Versions { first: String, first_path: String, second_rank: usize, second: String, second_path: String },
+    #[error(
+        "what PE {rank} says about its GPU and its NVSHMEM cannot be read ({reason}); start all PEs with one program"
+    )]
+    Unreadable { rank: usize, reason: String },
+    #[error(
+        "{call} ends with {code} on PE {rank}; NVSHMEM's own message is on standard error, NVSHMEM_DEBUG=INFO makes it say \
+         more, NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME names the network interface for its start"
+    )]
+    Call { call: &'static str, rank: usize, code: c_int },
+    #[error(
+        "NVSHMEM takes this process for PE {found_rank} of {found_size}, the launcher started it as PE {rank} of {size}; \
+         set no NVSHMEM_BOOTSTRAP variables"
+    )]
+    Place { rank: usize, size: usize, found_rank: c_int, found_size: c_int },
+    #[error(
+        "NVSHMEM has no {bytes} bytes of symmetric memory on PE {rank}: {free} of {total} bytes of its GPU are free, and it \
+         takes memory in pieces of NVSHMEM_CUMEM_GRANULARITY (512 MiB); ask for a smaller heap"
+    )]
+    NoMemory { rank: usize, bytes: usize, free: usize, total: usize },
+    #[error(
+        "module {module} has no NVSHMEM device library (no {}); link it into the module, or do not attach it",
+        Version::DEVICE_SYMBOL
+    )]
+    NoDeviceLibrary { module: String },
+    #[error(
+        "module {module} was linked with NVSHMEM {device}, the host library is {host} ({path}); major and minor version \
+         must be the same: link the module with the library of that version, or load the other host library \
+         (NVSHMEM_HOME or LD_LIBRARY_PATH)"
+    )]
+    DeviceVersion { module: String, device: Version, host: Version, path: String },
+    #[error(
+        "NVSHMEM cannot end while objects of its heap are held ({live} live); drop them and all handles of the heap first"
+    )]
+    InUse { live: usize },
+}
+
+/// NVSHMEM on one PE. It ends by [`close`](Self::close); dropped without, it stays up until the process ends, because its
+/// end is a collective step and others may have failed.
+#[derive(Debug)]
+pub struct Nvshmem<'pe> {
+    pe: &'pe Pe,
+    gpu: Gpu,
+    library: Library,
+    heap: Heap<DevicePool>,
+    /// What `nvshmem_malloc` returned.
+    pool: u64,
+    modules: Vec<Module>,
+    warnings: Vec<String>,
+    closed: bool,
+}
+
+/// What each PE tells the others before NVSHMEM starts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Introduction {
+    gpu: String,
+    version: String,
+    path: String,
+}
+
+impl<'pe> Nvshmem<'pe> {
+    /// Starts NVSHMEM on all PEs and takes `pool_bytes` of symmetric memory on each. Collective.
+    ///
+    /// Sets `NVSHMEM_DISABLE_NVLS=1` and `NVSHMEM_REMOTE_TRANSPORT=none` unless they are set. Call it before the program has
+    /// threads of its own that read the environment other than through `std::env`.
+    ///
+    /// # Errors
+    /// [`NvshmemError`]: no library, different libraries, a start that fails, no memory.
+    pub fn start(pe: &'pe Pe, gpu: &Gpu, pool_bytes: usize) -> Result<Self, NvshmemError> {
+        set_defaults();
+        let library = Library::load()?;
+        let warnings = introduce(pe, gpu, &library)?;
+        let id = identifier(pe, &library)?;
+        initialise(pe, gpu, &library, id)?;
+
+        let bytes = pool_bytes.max(1).next_multiple_of(ALIGN);
+        gpu.make_current()?;
+        // SAFETY: NVSHMEM has started; all PEs make this call, with the size that their program asks for.
+        let pool = unsafe { (library.malloc)(bytes) } as u64;
+        let (free, total) = gpu.free_memory()?;
+        let mine = [u64::from(pool != 0), free as u64, total as u64];
+        agree(pe, "symmetric memory", bytemuck::bytes_of(&mine), |rank, answer| {
+            let [given, free, total] = bytemuck::try_pod_read_unaligned(answer).unwrap_or([0_u64; 3]);
+            let (free, total) = (free as usize, total as usize);
+            if given == 1 { Ok(()) } else { Err(NvshmemError::NoMemory { rank, bytes, free, total }) }
+        })?;
+        let address = |rank: usize| {
+            // SAFETY: an address from nvshmem_malloc and a PE that exists.
+            let address = unsafe { (library.ptr)(pool as *const c_void, rank as c_int) } as u64;
+            (address != 0).then_some(address)
+        };
+        let addresses = (0..pe.size()).map(|rank| if rank == pe.rank() { Some(pool) } else { address(rank) }).collect();
+        // SAFETY: the pool is freed by `close` only, which makes sure that nothing refers to it; the others' addresses are
+        // NVSHMEM's word.
+        let memory = unsafe { DevicePool::new(pe.rank(), gpu, bytes, addresses, Arc::new(())) }?;
+        let (gpu, heap) = (gpu.clone(), Heap::over(pe, memory));
+        Ok(Self { pe, gpu, library, heap, pool, modules: Vec::new(), warnings, closed: false })
+    }
+
+    /// The symmetric heap.
+    pub fn heap(&self) -> &Heap<DevicePool> {
+        &self.heap
+    }
+
+    /// How kernels of this PE get data to PE `rank`.
+    ///
+    /// # Panics
+    /// If there is no such PE.
+    pub fn reach(&self, rank: usize) -> Reach {
+        self.heap.memory().reach(rank)
+    }
+
+    /// Version of the host library.
+    pub fn version(&self) -> Version {
+        self.library.version()
+    }
+
+    /// Where the host library is.
+    pub fn path(&self) -> &Path {
+        self.library.path()
+    }
+
+    /// What is not wrong but slow, one line each; the same on every PE.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Tells the kernels of `module`, which has NVSHMEM's device library linked in, of this start.
+    ///
+    /// # Errors
+    /// [`NvshmemError::NoDeviceLibrary`], [`NvshmemError::DeviceVersion`] with both versions, [`NvshmemError::Call`].
+    pub fn attach(&mut self, module: &Module, stream: &Stream) -> Result<(), NvshmemError> {
+        let name = || module.name().to_owned();
+        let Some(device) = module.read_global::<12>(stream, Version::DEVICE_SYMBOL)?.map(Version::from_bytes) else {
+            return Err(NvshmemError::NoDeviceLibrary { module: name() });
+        };
+        let host = self.version();
+        if (device.major, device.minor) != (host.major, host.minor) {
+            let path = self.path().display().to_string();
+            return Err(NvshmemError::DeviceVersion { module: name(), device, host, path });
+        }
+        self.gpu.make_current()?;
+        // SAFETY: a loaded module of the current context, kept until it is told of the end.
+        let code = unsafe { (self.library.cumodule_init)(module.raw().cast()) };
+        self.check("nvshmemx_cumodule_init", code)?;
+        self.modules.push(module.clone());
+        Ok(())
+    }
+
+    /// Ends NVSHMEM on all PEs. Collective; kernels that use it must have ended.
+    ///
+    /// # Errors
+    /// [`NvshmemError::InUse`] if something of the heap is still held, [`NvshmemError::World`] if another PE has failed or
+    /// does not come: NVSHMEM then stays up until the process ends.
+    pub fn close(mut self) -> Result<(), NvshmemError> {
+        let HeapStats { live, .. } = self.heap.stats();
+        if !self.heap.is_unused_elsewhere() {
+            return Err(NvshmemError::InUse { live });
+        }
+        self.gpu.make_current()?;
+        // From here on all PEs are alive and do the same.
+        self.pe.barrier("the end of NVSHMEM")?;
+        self.closed = true;
+        for module in self.modules.drain(..) {
+            // SAFETY: told of the start by `attach`, still loaded. What it answers changes nothing: the module goes next.
+            let _ = unsafe { (self.library.cumodule_finalize)(module.raw().cast()) };
+        }
+        // SAFETY: from nvshmem_malloc; nothing refers to it any more, and all PEs make these calls in this order.
+        unsafe {
+            (self.library.free)(self.pool as *mut c_void);
+            (self.library.hostlib_finalize)();
+        }
+        Ok(())
+    }
+
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), NvshmemError> {
+        if code == 0 { Ok(()) } else { Err(NvshmemError::Call { call, rank: self.pe.rank(), code }) }
+    }
+}
+
+impl Drop for Nvshmem<'_> {
+    fn drop(&mut self) {
+        if !self.closed {
+            tracing::warn!("PE {}: NVSHMEM was not closed and stays up until this process ends", self.pe.rank());
+        }
+    }
+}
+
+fn set_defaults() {
+    for (name, value) in ONE_MACHINE {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: NVSHMEM reads the environment in calls of this thread only; that the program has no thread that reads
+            // it otherwise is the documented condition of `start`, and `std::env` locks.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
+}
+
+/// Gathers a short answer of every PE and judges each, the same way on every PE.
+fn agree(
+    pe: &Pe,
+    what: &str,
+    mine: &[u8],
+    judge: impl Fn(usize, &[u8]) -> Result<(), NvshmemError>,
+) -> Result<(), NvshmemError> {
+    let all = pe.all_gather(&format!("NVSHMEM: {what}"), mine)?;
+    all.iter().enumerate().try_for_each(|(rank, answer)| judge(rank, answer))
+}
+
+/// Compares libraries and GPUs; returns warnings.
+fn introduce(pe: &Pe, gpu: &Gpu, library: &Library) -> Result<Vec<String>, NvshmemError> {
+    let mine = Introduction {
+        gpu: gpu.properties().uuid_text(),
+        version: library.version().to_string(),
+        path: library.path().display().to_string(),
+    };
+    let unreadable =
+        |rank| move |error: serde_json::Error| NvshmemError::Unreadable { rank, reason: error.to_string() };
+    let bytes = serde_json::to_vec(&mine).map_err(unreadable(pe.rank()))?;
+    let all = pe.all_gather("NVSHMEM: GPUs and libraries", &bytes)?;
+    let all = all.iter().enumerate().map(|(rank, bytes)| serde_json::from_slice(bytes).map_err(unreadable(rank)));
+    let all: Vec<Introduction> = all.collect::<Result<_, _>>()?;
+    same_library(&all)?;
+    Ok(shared_gpus(&all, mps_is_running()))
+}
+
+fn same_library(all: &[Introduction]) -> Result<(), NvshmemError> {
+    let first = &all[0];
+    match all.iter().enumerate().find(|(_, other)| other.version != first.version) {
+        None => Ok(()),
+        Some((second_rank, second)) => Err(NvshmemError::Versions {
+            first: first.version.clone(),
+            first_path: first.path.clone(),
+            second_rank,
+            second: second.version.clone(),
+            second_path: second.path.clone(),
+        }),
+    }
+}
+
+/// A warning for each GPU that several PEs share without MPS.
+fn shared_gpus(all: &[Introduction], mps: bool) -> Vec<String> {
+    let mut pes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for (rank, introduction) in all.iter().enumerate() {
+        pes.entry(&introduction.gpu).or_default().push(rank.to_string());
+    }
+    let shared = pes.iter().filter(|(_, pes)| !mps && pes.len() > 1);
+    shared
+        .map(|(gpu, pes)| {
+            format!(
+                "PEs {} share {gpu} without MPS: they take turns, and each message between them costs about 1 ms instead of \
+                 3 us; start MPS (nvidia-cuda-mps-control -d) or fewer PEs",
+                pes.join(", ")
+            )
+        })
+        .collect()
+}
+
+/// Whether an MPS server's control pipe is where this process would look for it.
+fn mps_is_running() -> bool {
+    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_else(|| "/tmp/nvidia-mps".into());
+    Path::new(&folder).join("control").exists()
+}
+
+/// PE 0's identifier of this start, on every PE.
+fn identifier(pe: &Pe, library: &Library) -> Result<UniqueId, NvshmemError> {
+    let mut id = UniqueId::new();
+    let mut mine = Vec::new();
+    if pe.rank() == 0 {
+        // SAFETY: an identifier with its version word, to be filled in.
+        let code = unsafe { (library.get_uniqueid)(&mut id) };
+        if code != 0 {
+            return Err(NvshmemError::Call { call: "nvshmemx_get_uniqueid", rank: 0, code });
+        }
+        mine = id.to_bytes().to_vec();
+    }
+    let all = pe.all_gather("NVSHMEM: identifier", &mine)?;
+    UniqueId::from_bytes(&all[0])
+        .ok_or_else(|| NvshmemError::Unreadable { rank: 0, reason: format!("an identifier of {} bytes", all[0].len()) })
+}
+
+/// Starts the library and checks that it knows its place.
+fn initialise(pe: &Pe, gpu: &Gpu, library: &Library, id: UniqueId) -> Result<(), NvshmemError> {
+    let (rank, size) = (pe.rank(), pe.size());
+    let mut attr = InitAttr::new();
+    gpu.make_current()?;
+    // SAFETY: structures with their version words; `id` outlives the start, to which `attr` refers. The GPU's context is
+    // current, as NVSHMEM asks, and all PEs have the same library and identifier and make these calls.
+    let (call, code) = unsafe {
+        match (library.set_attr_uniqueid_args)(rank as c_int, size as c_int, &id, &mut attr) {
+            0 => ("nvshmemx_hostlib_init_attr", (library.hostlib_init_attr)(INIT_WITH_UNIQUEID, &mut attr)),
+            code => ("nvshmemx_set_attr_uniqueid_args", code),
+        }
+    };
+    agree(pe, "start", &code.to_ne_bytes(), |rank, code| {
+        let code = code.try_into().map_or(-1, c_int::from_ne_bytes);
+        if code == 0 { Ok(()) } else { Err(NvshmemError::Call { call, rank, code }) }
+    })?;
+    // SAFETY: NVSHMEM has started.
+    let (found_rank, found_size) = unsafe { ((library.my_pe)(), (library.n_pes)()) };
+    if (found_rank as usize, found_size as usize) != (rank, size) {
+        return Err(NvshmemError::Place { rank, size, found_rank, found_size });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn introductions(gpus: &[&str]) -> Vec<Introduction> {
+        let one = |gpu: &&str| Introduction { gpu: (*gpu).into(), version: "3.4.5".into(), path: "/x".into() };
+        gpus.iter().map(one).collect()
+    }
+
+    #[test]
+    fn pes_that_share_a_gpu_are_warned_of_the_cost() {
+        let all = introductions(&["GPU-a", "GPU-b", "GPU-a", "GPU-c"]);
+        let warnings = shared_gpus(&all, false);
+        assert_eq!(warnings.len(), 1);
+        assert!(warnings[0].starts_with("PEs 0, 2 share GPU-a without MPS"), "{warnings:?}");
+        assert!(shared_gpus(&all, true).is_empty());
+        assert!(shared_gpus(&all[1..], false).is_empty());
+    }
+
+    #[test]
+    fn different_libraries_are_told_with_both_versions_and_paths() {
+        let mut all = introductions(&["GPU-a", "GPU-b", "GPU-c"]);
+        assert_eq!(same_library(&all), Ok(()));
+        all[2].version = "3.7.0".into();
+        all[2].path = "/y".into();
+        let text = same_library(&all).expect_err("differ").to_string();
+        assert!(text.contains("PE 0 has loaded NVSHMEM 3.4.5 (/x), PE 2 3.7.0 (/y)"), "{text}");
+    }
+}
