@@ -196,7 +196,7 @@ ptxas info    : (C7600) something else in the function 'step'
         // A remark that names no function is held against every one.
         let helper = &functions["helper"];
         assert_eq!((helper.spill_store_bytes, helper.serialized_wgmma.len()), (4, 1));
-        let table = table(&[step.clone()]);
+        let table = table(std::slice::from_ref(step));
         assert!(table.contains("24 / 40") && table.contains("sm_90a"), "{table}");
     }
 }
