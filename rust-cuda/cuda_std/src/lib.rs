@@ -1,7 +1,7 @@
 //! Device library for kernels written in Rust.
 //!
 //! Modules and names are those of Rust-CUDA's `cuda_std`, for the part that is used here; underneath is rustc's
-//! own `nvptx64-nvidia-cuda` target. [`ptx`] is the only home of assembly. Everything that exists only on a
+//! own `nvptx64-nvidia-cuda` target. `ptx` is the only home of assembly. Everything that exists only on a
 //! device is left out when compiling for another target, so that a crate with device code still checks there.
 //!
 //! Device code is built by `cuda_builder`: it marks assembly as convergent, which keeps LLVM from duplicating
