@@ -26,6 +26,7 @@ pub(super) fn layout(plan: &Plan, inputs: &Inputs<'_>, dims: &Dims, config: &Con
 }
 
 /// Bytes of the symmetric heap that a channel of this layout takes, with room for alignment.
+#[cfg(feature = "cuda")]
 pub(super) fn heap_bytes(layout: &ChannelLayout) -> usize {
     let align = crate::heap::ALIGN;
     layout.payload_bytes().next_multiple_of(align) + (layout.words() * size_of::<u64>()).next_multiple_of(align)

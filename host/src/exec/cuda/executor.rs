@@ -166,6 +166,7 @@ impl Executor for CudaExecutor {
     fn get_image(&mut self, image: &mut Image) -> Result<(), ExecError> {
         if let Some((device, _)) = &self.image {
             device.download(&self.stream, 0, image.bytes_mut())?;
+            tracing::debug!("all launches so far have ended");
         }
         Ok(())
     }
@@ -191,6 +192,7 @@ impl Executor for CudaExecutor {
         }
         end.record(&self.stream)?;
         self.timed.push((begin, end));
+        tracing::debug!(kernel = K::NAME, blocks, threads, shared_bytes, "launched");
         Ok(())
     }
 
