@@ -188,6 +188,14 @@ impl Executor for Cpu {
         self.workers()
     }
 
+    fn checks(&self) -> bool {
+        true
+    }
+
+    fn before_launches(&mut self, _: &Pe) -> Result<(), ExecError> {
+        Ok(())
+    }
+
     fn set_clock_origin(&mut self, origin: Instant) {
         self.origin = origin;
     }

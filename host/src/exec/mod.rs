@@ -25,7 +25,7 @@ pub use image::{Image, Part};
 use crate::heap::HeapError;
 use crate::inputs::Op;
 use crate::tensor::{Dtype, Tensor, TensorView};
-use crate::world::Pe;
+use crate::world::{Pe, WorldError};
 
 /// A kernel could not be run, or broke a rule.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -36,6 +36,9 @@ pub enum ExecError {
     /// The symmetric heap.
     #[error(transparent)]
     Heap(#[from] HeapError),
+    /// Another PE.
+    #[error(transparent)]
+    World(#[from] WorldError),
     /// A GPU.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
@@ -191,6 +194,18 @@ impl Kernel for FixParams {
     }
 }
 
+/// Names of all kernels of a device module.
+#[cfg(feature = "cuda")]
+fn device_entries() -> Vec<String> {
+    let mut names = Vec::new();
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+        names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::device_entry(op, dtype)));
+        names.push(ScanParams::device_entry(Op::Kda, dtype));
+        names.push(FixParams::device_entry(Op::Kda, dtype));
+    }
+    names
+}
+
 /// A PE's device. Everything it is asked happens in order, as on one stream.
 pub trait Executor {
     /// Where kernels reach a tensor of the caller; absent if it has no elements.
@@ -264,6 +279,15 @@ pub trait Executor {
 
     /// Blocks that wait at the same time at most: what a sum of waits over blocks is divided by.
     fn concurrency(&self) -> usize;
+
+    /// Whether checked mode checks anything here.
+    fn checks(&self) -> bool;
+
+    /// Called when a step has all its memory, before its first launch. Collective where PEs share a device.
+    ///
+    /// # Errors
+    /// [`ExecError::World`] if another PE does not come.
+    fn before_launches(&mut self, pe: &Pe) -> Result<(), ExecError>;
 
     /// Sets the zero of the clock of time stamps, where the host sets it.
     fn set_clock_origin(&mut self, origin: Instant);

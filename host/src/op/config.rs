@@ -95,7 +95,7 @@ pub struct Config {
     pub m_wire: MWire,
     /// Whether to return the state after each sequence.
     pub final_state: bool,
-    /// Check what hardware cannot: barriers, bounds, unwritten outputs. Slow.
+    /// Check what hardware cannot: barriers, bounds, unwritten outputs. Slow; on GPUs it checks nothing.
     pub checked: bool,
     /// Compute with NaN and infinity instead of refusing them.
     pub allow_nonfinite: bool,

@@ -50,6 +50,7 @@ impl From<ExecError> for OpError {
     fn from(error: ExecError) -> Self {
         match error {
             ExecError::Heap(error) => OpError::Heap(error),
+            ExecError::World(error) => OpError::World(error),
             error => OpError::Exec(error),
         }
     }

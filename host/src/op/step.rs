@@ -84,6 +84,7 @@ impl Parts {
 }
 
 /// Where the tensors of a step lie.
+#[derive(Clone, Copy)]
 struct Memory {
     records: Records,
     o: Param,
@@ -156,22 +157,9 @@ impl Step<'_> {
         let device_channel = self.channel_params(&parts, base);
         let trace = TraceBuffer { stamps: parts.stamps.at(base), cursor: parts.cursor.at(base) };
 
-        let mut checker = Checker::new();
-        if config.checked {
-            self.expect_outputs(&mut checker, &memory);
-        }
-        let checker = config.checked.then_some(&checker);
-        let peer_failed = || self.pe.failed_peer().is_some();
-        let op = self.inputs.op;
-        let mut common = Common { op, dtype, checker, peer_failed: &peer_failed, launched: Vec::new() };
-
-        let prep_params = self.prep_params(exec, device_tables, memory.records, trace)?;
-        let shared = prep::shared_bytes(k, config.chunk, element, op == Op::Kda);
-        common.launch(exec, (Grid::Blocks(tables.chunks.len() * hv), prep::WARPGROUPS, shared), &prep_params)?;
-
         let v_first = u32::from(self.inputs.state_layout == StateLayout::VFirst);
         let m_dtype = code(config.m_wire.resolve(dtype)) as u32;
-        let initial = optional(exec, Slot::InitialState, self.inputs.initial_state.as_ref())?;
+        let prep_params = self.prep_params(exec, device_tables, memory.records, trace)?;
         let Memory { records, o: o_param, finals: finals_param, o_local, q_tilde, own, state_in } = memory;
         let scan_params = ScanParams {
             tables: device_tables,
@@ -180,7 +168,7 @@ impl Step<'_> {
             o: o_param,
             o_local,
             q_tilde,
-            initial,
+            initial: optional(exec, Slot::InitialState, self.inputs.initial_state.as_ref())?,
             finals: finals_param,
             own,
             items: parts.scan_items.at(base),
@@ -190,9 +178,36 @@ impl Step<'_> {
             v_first,
             m_dtype,
         };
+        let fix_params = FixParams {
+            tables: device_tables,
+            o_local,
+            q_tilde,
+            own,
+            state_in,
+            o: o_param,
+            finals: finals_param,
+            items: parts.fix_items.at(base),
+            ticket: parts.fix_ticket.at(base),
+            channel: device_channel,
+            trace,
+            v_first,
+            m_dtype,
+        };
+        let mut checker = Checker::new();
+        let checked = config.checked && exec.checks();
+        if checked {
+            self.expect_outputs(&mut checker, &memory);
+        }
+        let checker = checked.then_some(&checker);
+        let peer_failed = || self.pe.failed_peer().is_some();
+        let op = self.inputs.op;
+        let mut common = Common { op, dtype, checker, peer_failed: &peer_failed, launched: Vec::new() };
+
+        exec.before_launches(self.pe)?;
+        let shared = prep::shared_bytes(k, config.chunk, element, op == Op::Kda);
+        common.launch(exec, (Grid::Blocks(tables.chunks.len() * hv), prep::WARPGROUPS, shared), &prep_params)?;
         let shared = scan::shared_bytes(k, config.chunk, element, scan_warpgroups);
         common.launch(exec, (Grid::Resident, scan_warpgroups, shared), &scan_params)?;
-
         let mut exchange = Duration::ZERO;
         if let (Mode::Bulk, Some(channel)) = (config.mode, channel) {
             exec.get_image(&mut image)?;
@@ -202,21 +217,6 @@ impl Step<'_> {
             exchange = start.elapsed();
         }
         if !tables.fix.is_empty() {
-            let fix_params = FixParams {
-                tables: device_tables,
-                o_local,
-                q_tilde,
-                own,
-                state_in,
-                o: o_param,
-                finals: finals_param,
-                items: parts.fix_items.at(base),
-                ticket: parts.fix_ticket.at(base),
-                channel: device_channel,
-                trace,
-                v_first,
-                m_dtype,
-            };
             let shared = fixup::shared_bytes(k, config.chunk, element);
             common.launch(exec, (Grid::Resident, fixup::WARPGROUPS, shared), &fix_params)?;
         }

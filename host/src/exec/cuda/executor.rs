@@ -1,12 +1,12 @@
 //! Steps on a GPU.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use kernels_gpu::params::Tensor as Param;
 
-use super::{CudaError, DeviceBuffer, Event, Function, Gpu, HostBuffer, Module, Shape, Stream};
+use super::{CudaError, DeviceBuffer, Event, Function, Gpu, HostBuffer, Shape, Stream};
 use crate::exec::cpu::code;
 use crate::exec::{ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes};
 use crate::heap::{DevicePool, Heap};
@@ -23,8 +23,7 @@ const WARPGROUP: usize = 128;
 pub struct CudaExecutor {
     gpu: Gpu,
     stream: Stream,
-    module: Module,
-    functions: HashMap<String, Function>,
+    kernels: Arc<HashMap<String, Function>>,
     heap: Heap<DevicePool>,
     /// PEs that run on this GPU at the same time.
     sharers: u32,
@@ -36,17 +35,25 @@ pub struct CudaExecutor {
     spare: Vec<Event>,
 }
 
-/// The module on `gpu`, loaded once per process: its code and stack memory are the GPU's, whoever launches.
-fn module(gpu: &Gpu) -> Result<Module, CudaError> {
-    static LOADED: OnceLock<Mutex<HashMap<usize, Module>>> = OnceLock::new();
+/// The kernels of `gpu`, by name, loaded once per process. All of them at once and before any launch: loading one may
+/// wait for the kernels that run, and those may wait for a PE that has yet to launch.
+fn kernels(gpu: &Gpu) -> Result<Arc<HashMap<String, Function>>, CudaError> {
+    static LOADED: OnceLock<Mutex<HashMap<usize, Arc<HashMap<String, Function>>>>> = OnceLock::new();
     let mut loaded = LOADED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
     let ordinal = gpu.properties().ordinal;
-    if let Some(module) = loaded.get(&ordinal) {
-        return Ok(module.clone());
+    if let Some(kernels) = loaded.get(&ordinal) {
+        return Ok(kernels.clone());
     }
     let module = gpu.load("deltalink", MODULE)?;
-    loaded.insert(ordinal, module.clone());
-    Ok(module)
+    let mut kernels = HashMap::new();
+    for name in crate::exec::device_entries() {
+        let function = module.function(&name)?;
+        function.allow_shared(kernels_gpu::tile::SHARED_BYTES as u32)?;
+        kernels.insert(name, function);
+    }
+    let kernels = Arc::new(kernels);
+    loaded.insert(ordinal, kernels.clone());
+    Ok(kernels)
 }
 
 impl CudaExecutor {
@@ -57,9 +64,8 @@ impl CudaExecutor {
     pub fn new(gpu: &Gpu, heap: Heap<DevicePool>, sharers: usize) -> Result<Self, CudaError> {
         Ok(Self {
             stream: gpu.stream()?,
-            module: module(gpu)?,
             gpu: gpu.clone(),
-            functions: HashMap::new(),
+            kernels: kernels(gpu)?,
             heap,
             sharers: sharers as u32,
             slots: HashMap::new(),
@@ -68,16 +74,6 @@ impl CudaExecutor {
             timed: Vec::new(),
             spare: Vec::new(),
         })
-    }
-
-    /// The kernel's function, which may have as much shared memory as it asks for.
-    fn function(&mut self, name: String) -> Result<&Function, CudaError> {
-        if !self.functions.contains_key(&name) {
-            let function = self.module.function(&name)?;
-            function.allow_shared(kernels_gpu::tile::SHARED_BYTES as u32)?;
-            self.functions.insert(name.clone(), function);
-        }
-        Ok(&self.functions[&name])
     }
 
     fn event(&mut self) -> Result<Event, CudaError> {
@@ -175,7 +171,7 @@ impl Executor for CudaExecutor {
         let (begin, end) = (self.event()?, self.event()?);
         let (sharers, threads) = (self.sharers, (launch.warpgroups * WARPGROUP) as u32);
         let shared_bytes = launch.shared_bytes as u32;
-        let function = self.function(K::device_entry(launch.op, launch.dtype))?.clone();
+        let function = &self.kernels[&K::device_entry(launch.op, launch.dtype)];
         let blocks = match launch.grid {
             Grid::Blocks(blocks) => blocks as u32,
             Grid::Resident => function.residency(threads, shared_bytes)?.share(sharers).max(1),
@@ -224,6 +220,18 @@ impl Executor for CudaExecutor {
 
     fn heap_bytes(&self, _: &Pe) -> usize {
         self.heap.stats().in_use
+    }
+
+    fn checks(&self) -> bool {
+        false
+    }
+
+    fn before_launches(&mut self, pe: &Pe) -> Result<(), ExecError> {
+        if self.sharers > 1 {
+            // Allocating may wait for what runs on the GPU, and that may wait for a PE that has yet to launch.
+            pe.barrier("memory for the step")?;
+        }
+        Ok(())
     }
 
     fn set_clock_origin(&mut self, _: Instant) {
