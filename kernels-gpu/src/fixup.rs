@@ -59,6 +59,7 @@ struct Place {
 }
 
 /// Persistent grid: blocks take items by ticket until there are no more.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn fix_out<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams) {
     let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
     // A copy of the state also for f32: one warpgroup still reads it while another stores its part of the next state.

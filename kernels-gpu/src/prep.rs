@@ -41,6 +41,7 @@ pub const fn shared_bytes(k: usize, chunk: usize, element: usize, per_channel: b
 }
 
 /// The grid: one block per chunk and value head, chunk by chunk.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn prep<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams) {
     let start = wg.clock();
     let place = Place::of_block(wg, p);
@@ -120,6 +121,12 @@ struct Tiles<E> {
 }
 
 impl<E: OperandElement> Tiles<E> {
+    /// 1 / norm of this warpgroup's own rows. (Not an index: on a GPU that would put the array into local memory.)
+    #[inline(always)]
+    fn norm(&self, wg: &Warpgroup<'_>) -> Shared<f32> {
+        if has_k(wg) { self.norms[0] } else { self.norms[1] }
+    }
+
     /// The first `width` channels of each tile that has channels.
     fn narrow<G: Gate>(&self, width: usize) -> Self {
         Self {
@@ -142,7 +149,7 @@ fn has_k(wg: &Warpgroup<'_>) -> bool {
 /// What needs no slab: norms of whole rows, beta, empty scores.
 fn rows_and_steps<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>) {
     let (k, hv) = (p.tables.sizes.k as usize, p.tables.sizes.hv as usize);
-    let norm = t.norms[wg.index()];
+    let norm = t.norm(wg);
     if p.l2norm != 0 {
         let source = if has_k(wg) { &p.k } else { &p.q };
         wg.inverse_norms(norm, at.rows(p, source, 0, k), NORM_EPSILON);
@@ -171,7 +178,7 @@ fn load_slab<G: Gate, E: OperandElement>(
     let (tile, source, scale) = if has_k(wg) { (t.k, &p.k, 1.0) } else { (t.q, &p.q, p.scale) };
     wg.load(tile, at.rows(p, source, channel, tile.cols()));
     wg.sync();
-    wg.scale_rows(tile, t.norms[wg.index()], scale);
+    wg.scale_rows(tile, t.norm(wg), scale);
     if G::PER_CHANNEL || channel == 0 {
         let (first, rows) = share_of(t.decay.rows(), wg.count(), wg.index());
         if rows > 0 {

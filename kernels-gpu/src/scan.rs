@@ -63,6 +63,7 @@ struct Columns {
 }
 
 /// Persistent grid: blocks take items by ticket until there are no more.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn scan_push<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
     let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
     let state = wg.private(BLOCK_COLUMNS, k);

@@ -142,19 +142,23 @@ impl ChannelLayout {
         self.columns(block).1 as usize * self.k as usize * self.element_bytes(block) as usize
     }
 
+    /// Bytes of the first `count` blocks of one kind, which starts with block `first`. Blocks before the last are whole, so
+    /// all of them are as large as the first.
+    const fn run_bytes(&self, first: u32, count: u32) -> usize {
+        if count == 0 {
+            return 0;
+        }
+        (count as usize - 1) * self.block_bytes(first).next_multiple_of(SLOT_ALIGN)
+            + self.block_bytes(first + count - 1).next_multiple_of(SLOT_ALIGN)
+    }
+
     /// Bytes from the start of a row's slots to those of `block`; `block` may be one past the last.
     const fn block_offset(&self, block: u32) -> usize {
         let s_blocks = self.s_blocks();
-        if block == 0 {
-            0
-        } else if block <= s_blocks {
-            // Blocks before the last are whole, so all of them are as large as the first.
-            (block as usize - 1) * self.block_bytes(0).next_multiple_of(SLOT_ALIGN)
-                + self.block_bytes(block - 1).next_multiple_of(SLOT_ALIGN)
+        if block <= s_blocks {
+            self.run_bytes(0, block)
         } else {
-            self.block_offset(s_blocks)
-                + (block - s_blocks - 1) as usize * self.block_bytes(s_blocks).next_multiple_of(SLOT_ALIGN)
-                + self.block_bytes(block - 1).next_multiple_of(SLOT_ALIGN)
+            self.run_bytes(0, s_blocks) + self.run_bytes(s_blocks, block - s_blocks)
         }
     }
 

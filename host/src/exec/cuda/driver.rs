@@ -17,6 +17,7 @@ unsafe extern "C" {
     pub fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) -> c_int;
     pub fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> c_int;
     pub fn cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice) -> c_int;
+    pub fn cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, flags: c_uint) -> c_int;
     pub fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> c_int;
     pub fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> c_int;
     pub fn cuCtxSetCurrent(context: CUcontext) -> c_int;

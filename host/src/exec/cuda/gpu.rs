@@ -327,6 +327,13 @@ fn can_access(from: Device, to: Device) -> Result<bool, CudaError> {
 }
 
 fn context(ordinal: usize, device: Device) -> Result<Context, CudaError> {
+    /// `CU_CTX_LMEM_RESIZE_TO_MAX`.
+    const KEEP_LOCAL_MEMORY: u32 = 0x10;
+    // Without this the driver fits the threads' local memory to each kernel that needs another amount, and waits for all
+    // running kernels to do so: a kernel that waits for a PE that has yet to launch would never end. An error here means
+    // that someone else has made the context, with flags of its own: then those hold.
+    // SAFETY: sets flags of an existing device.
+    let _ = unsafe { driver::cuDevicePrimaryCtxSetFlags_v2(device.as_raw(), KEEP_LOCAL_MEMORY) };
     let mut raw = std::ptr::null_mut();
     // SAFETY: writes one handle. This first hold tells precisely what is wrong, which `cust` could not; it ends below.
     let status = unsafe { driver::cuDevicePrimaryCtxRetain(&mut raw, device.as_raw()) };
