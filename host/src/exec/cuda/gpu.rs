@@ -12,7 +12,10 @@ use cust::sys::{CUcontext, CUuuid};
 use super::driver::{self, check, code, device_attribute, failure};
 use super::error::CudaError;
 
-const MAX_CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+/// What the driver is started with unless the environment says otherwise. With the usual 8 connections, kernels of different
+/// PEs in one process share queues, and one that waits for another holds it up; kernels that are loaded when they are first
+/// launched wait for all that run, and those may wait for a PE that has yet to launch.
+const DRIVER_SETTINGS: [(&str, &str); 2] = [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_MODULE_LOADING", "EAGER")];
 
 /// What a GPU is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,18 +142,18 @@ pub fn choose_device(local_rank: usize, gpus: usize) -> usize {
 }
 
 impl Gpu {
-    /// Number of GPUs. The first call in a process starts the driver, with `CUDA_DEVICE_MAX_CONNECTIONS=32` unless that is
-    /// set: with the usual 8, kernels of different PEs in one process share queues, and one that waits for another holds
-    /// it up. Make it before the program has threads that read the environment other than through `std::env`.
+    /// Number of GPUs. The first call in a process starts the driver, with `CUDA_DEVICE_MAX_CONNECTIONS=32` and
+    /// `CUDA_MODULE_LOADING=EAGER` unless those are set. Make it before the program has threads that read the environment
+    /// other than through `std::env`.
     ///
     /// # Errors
     /// [`CudaError::Driver`] if the driver cannot be used, [`CudaError::NoDevice`] if it sees no GPU.
     pub fn count() -> Result<usize, CudaError> {
-        static QUEUES: Once = Once::new();
-        QUEUES.call_once(|| {
-            if std::env::var_os(MAX_CONNECTIONS).is_none() {
+        static SETTINGS: Once = Once::new();
+        SETTINGS.call_once(|| {
+            for (name, value) in DRIVER_SETTINGS.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
                 // SAFETY: the driver has not started, so it reads nothing now; other readers are excluded as documented.
-                unsafe { std::env::set_var(MAX_CONNECTIONS, "32") };
+                unsafe { std::env::set_var(name, value) };
             }
         });
         // SAFETY: takes flags that must be 0; may be called again.
