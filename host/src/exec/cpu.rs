@@ -192,8 +192,8 @@ impl Executor for Cpu {
         true
     }
 
-    fn before_launches(&mut self, _: &Pe) -> Result<(), ExecError> {
-        Ok(())
+    fn shares_device(&self) -> bool {
+        false
     }
 
     fn set_clock_origin(&mut self, origin: Instant) {

@@ -283,11 +283,9 @@ pub trait Executor {
     /// Whether checked mode checks anything here.
     fn checks(&self) -> bool;
 
-    /// Called when a step has all its memory, before its first launch. Collective where PEs share a device.
-    ///
-    /// # Errors
-    /// [`ExecError::World`] if another PE does not come.
-    fn before_launches(&mut self, pe: &Pe) -> Result<(), ExecError>;
+    /// Whether other PEs run kernels on the same device. Nothing then guarantees that a kernel starts while those of
+    /// another PE run, so a step must launch no kernel that waits for one that is not known to have ended.
+    fn shares_device(&self) -> bool;
 
     /// Sets the zero of the clock of time stamps, where the host sets it.
     fn set_clock_origin(&mut self, origin: Instant);

@@ -203,11 +203,32 @@ impl Step<'_> {
         let op = self.inputs.op;
         let mut common = Common { op, dtype, checker, peer_failed: &peer_failed, launched: Vec::new() };
 
-        exec.before_launches(self.pe)?;
+        let shares = exec.shares_device() && self.pe.size() > 1;
+        if shares {
+            // Allocating may wait for what runs on the device.
+            self.pe.barrier("memory for the step")?;
+        }
         let shared = prep::shared_bytes(k, config.chunk, element, op == Op::Kda);
         common.launch(exec, (Grid::Blocks(tables.chunks.len() * hv), prep::WARPGROUPS, shared), &prep_params)?;
         let shared = scan::shared_bytes(k, config.chunk, element, scan_warpgroups);
-        common.launch(exec, (Grid::Resident, scan_warpgroups, shared), &scan_params)?;
+        let scan = (Grid::Resident, scan_warpgroups, shared);
+        if shares && config.mode == Mode::Exact {
+            // Each scan waits for that of the PE before it.
+            for turn in 0..self.pe.size() {
+                if turn == self.pe.rank() {
+                    common.launch(exec, scan, &scan_params)?;
+                    exec.get_image(&mut image)?;
+                }
+                self.pe.barrier("scans in turn")?;
+            }
+        } else {
+            common.launch(exec, scan, &scan_params)?;
+        }
+        if shares && config.mode == Mode::Overlap {
+            exec.get_image(&mut image)?;
+            self.pe.barrier("scans of the step")?;
+        }
+
         let mut exchange = Duration::ZERO;
         if let (Mode::Bulk, Some(channel)) = (config.mode, channel) {
             exec.get_image(&mut image)?;

@@ -226,12 +226,8 @@ impl Executor for CudaExecutor {
         false
     }
 
-    fn before_launches(&mut self, pe: &Pe) -> Result<(), ExecError> {
-        if self.sharers > 1 {
-            // Allocating may wait for what runs on the GPU, and that may wait for a PE that has yet to launch.
-            pe.barrier("memory for the step")?;
-        }
-        Ok(())
+    fn shares_device(&self) -> bool {
+        self.sharers > 1
     }
 
     fn set_clock_origin(&mut self, _: Instant) {
