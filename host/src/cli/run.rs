@@ -180,7 +180,15 @@ impl Args {
 /// [`RunCommandError`] if the results could not be computed or written. Wrong results are [`Exit::Wrong`].
 pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result<Exit, RunCommandError> {
     let options = args.world_options();
-    if let Some(pe) = Pe::from_environment(&options)? {
+    let joined = match Pe::from_environment(&options) {
+        // A PE died before all had joined: PE 0 learns of it too, and says so.
+        Err(WorldError::PeFailed { rank, message }) if started_as_other_than_pe_0() => {
+            tracing::debug!(rank, message, "the world failed while PEs joined; PE 0 says why");
+            return Ok(Exit::Failed);
+        }
+        joined => joined?,
+    };
+    if let Some(pe) = joined {
         let rank = pe.rank();
         let outcome = pe.run(|pe| run_as(args, pe, out)).unwrap_or_else(|error| {
             if rank > 0 {
@@ -208,6 +216,11 @@ pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result
     }
 }
 
+/// Whether this program started this process as a PE that leaves reporting to PE 0.
+fn started_as_other_than_pe_0() -> bool {
+    std::env::var("DELTALINK_RANK").is_ok_and(|rank| rank != "0")
+}
+
 /// This process is `pe`. What can be refused is found out together and is the inner error: all PEs then end in good order,
 /// where the outer one makes the world fail.
 fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, RunCommandError>, RunCommandError> {
@@ -222,7 +235,7 @@ fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, Run
         let message = String::from_utf8_lossy(refused).into_owned();
         return Ok(Err(WorldError::PeFailed { rank, message }.into()));
     }
-    compute(args, &jobs, &mut Stage::joined(pe, args.config())?, out).map(Ok)
+    compute(args, &jobs, &mut Stage::joined(pe, args.config(), args.world_options().heap_bytes)?, out).map(Ok)
 }
 
 fn load_as(args: &Args, pe: &Pe) -> Result<Vec<Job>, RunCommandError> {

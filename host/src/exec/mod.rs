@@ -43,6 +43,10 @@ pub enum ExecError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] cuda::CudaError),
+    /// NVSHMEM.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Nvshmem(#[from] crate::world::nvshmem::NvshmemError),
     /// A PE whose memory this PE's kernels cannot reach.
     #[error("kernels cannot reach the memory of PE {rank} directly; put the PEs on GPUs of one NVLink domain")]
     NotReached {

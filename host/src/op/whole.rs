@@ -162,7 +162,8 @@ fn on_gpus(
     let layout = super::channel::layout(plan, whole, &dims, config).map_err(failed)?;
     let pool_bytes = super::channel::heap_bytes(&layout);
     run_virtual_pes(plan.pes(), &gpus, options, pool_bytes, |virtual_pe| {
-        let exec = CudaExecutor::new(virtual_pe.gpu, virtual_pe.heap.clone(), virtual_pe.sharers);
+        // The same on all PEs, also where the last round of dealing leaves GPUs out: they must agree on whether they share.
+        let exec = CudaExecutor::new(virtual_pe.gpu, virtual_pe.heap.clone(), plan.pes().div_ceil(gpus.len()));
         let exec = exec.map_err(crate::exec::ExecError::from)?;
         let op = ContextParallel::on(virtual_pe.pe, config.clone(), exec)?;
         one_pe(op, virtual_pe.pe, plan, whole, origin)

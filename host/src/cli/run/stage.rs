@@ -4,8 +4,17 @@ use std::time::{Duration, Instant};
 
 use super::input::Job;
 use super::{Exit, Invocation, RunCommandError, World, parts};
+#[cfg(feature = "cuda")]
+use crate::exec::{
+    ExecError,
+    cuda::{CudaExecutor, Gpu, choose_device},
+};
+use crate::inputs::Inputs;
 use crate::op::whole::{self, Share, Whole, join};
-use crate::op::{Config, ContextParallel, OpError};
+use crate::op::{Config, ContextParallel, Device, Forward, OpError};
+use crate::plan::Plan;
+#[cfg(feature = "cuda")]
+use crate::world::nvshmem::Nvshmem;
 use crate::world::{Launch, Pe, WorldOptions};
 
 /// The PEs that compute, as this process sees them.
@@ -13,15 +22,58 @@ pub(super) enum Stage<'pe> {
     /// All are threads of this process.
     Threads(WorldOptions),
     /// This process is one of them.
-    Joined { pe: &'pe Pe, op: Box<ContextParallel<'pe>> },
+    Joined { pe: &'pe Pe, op: Box<Operation<'pe>> },
+}
+
+/// The operation of one PE, on its device.
+pub(super) enum Operation<'pe> {
+    /// On the CPU.
+    Cpu(ContextParallel<'pe>),
+    /// On a GPU, with slots in NVSHMEM's heap, which stays up until the process ends.
+    #[cfg(feature = "cuda")]
+    Cuda { op: ContextParallel<'pe, CudaExecutor>, _nvshmem: Nvshmem<'pe> },
+}
+
+impl<'pe> Operation<'pe> {
+    fn new(pe: &'pe Pe, config: Config, pool_bytes: usize) -> Result<Self, OpError> {
+        match config.device {
+            Device::Cpu => {
+                let _ = pool_bytes;
+                let mut op = ContextParallel::new(pe, config)?;
+                op.set_clock_origin(machine_epoch());
+                Ok(Operation::Cpu(op))
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda => {
+                let gpus = Gpu::count().map_err(ExecError::from)?;
+                let gpu = Gpu::open(choose_device(pe.local_rank(), gpus)).map_err(ExecError::from)?;
+                let nvshmem = Nvshmem::start(pe, &gpu, pool_bytes).map_err(ExecError::from)?;
+                for warning in nvshmem.warnings().iter().filter(|_| pe.rank() == 0) {
+                    tracing::warn!("{warning}");
+                }
+                // PEs of this machine are dealt out to its GPUs in turn.
+                let sharers = pe.size().div_ceil(gpus);
+                let exec = CudaExecutor::new(&gpu, nvshmem.heap().clone(), sharers).map_err(ExecError::from)?;
+                Ok(Operation::Cuda { op: ContextParallel::on(pe, config, exec)?, _nvshmem: nvshmem })
+            }
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda => Err(OpError::NoCuda),
+        }
+    }
+
+    fn forward(&mut self, plan: &Plan, inputs: &Inputs<'_>) -> Result<Forward, OpError> {
+        match self {
+            Operation::Cpu(op) => op.forward(plan, inputs),
+            #[cfg(feature = "cuda")]
+            Operation::Cuda { op, .. } => op.forward(plan, inputs),
+        }
+    }
 }
 
 impl<'pe> Stage<'pe> {
-    /// This process as `pe` of its world.
-    pub fn joined(pe: &'pe Pe, config: Config) -> Result<Self, OpError> {
-        let mut op = Box::new(ContextParallel::new(pe, config)?);
-        op.set_clock_origin(machine_epoch());
-        Ok(Stage::Joined { pe, op })
+    /// This process as `pe` of its world; on a GPU with `pool_bytes` of symmetric heap there.
+    pub fn joined(pe: &'pe Pe, config: Config, pool_bytes: usize) -> Result<Self, OpError> {
+        Ok(Stage::Joined { pe, op: Box::new(Operation::new(pe, config, pool_bytes)?) })
     }
 
     /// Whether the results arrive here.
