@@ -204,7 +204,8 @@ fn several_machines_are_refused_at_once() {
 fn mpirun() -> Option<&'static str> {
     let is_open_mpi = |program: &&str| {
         let version = Command::new(program).arg("--version").output();
-        version.is_ok_and(|output| text(&output).contains("Open MPI"))
+        // Called by its name in Debian, it says "OpenRTE".
+        version.is_ok_and(|output| ["Open MPI", "OpenRTE"].iter().any(|name| text(&output).contains(name)))
     };
     let found = ["mpirun.openmpi", "mpirun"].into_iter().find(is_open_mpi);
     let required = std::env::var("DELTALINK_REQUIRE_OPENMPI").is_ok_and(|value| value == "1");
