@@ -184,7 +184,7 @@ pub fn report(args: &Args) -> Result<Report, PlanCommandError> {
         sizes,
         push: plan.traffic(&sizes, Exchange::Push),
         chain: plan.traffic(&sizes, Exchange::Chain),
-        heap: plan.heap_bytes(&sizes),
+        heap: plan.heap_bytes(&sizes)?,
         plan,
         topology,
         link: args.link,

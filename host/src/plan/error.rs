@@ -44,4 +44,6 @@ pub enum PlanError {
     TopologySyntax { found: String },
     #[error("unknown link {found:?}; choose nvlink, ib or pcie")]
     Link { found: String },
+    #[error("no layout of the slots: {reason}")]
+    Slots { reason: String },
 }

@@ -33,7 +33,7 @@ mod traffic;
 pub use build::check_cu_seqlens;
 pub use cuts::Cuts;
 pub use error::{MAX_PES, PlanError};
-pub use traffic::{COLUMNS, Exchange, HeapBytes, Message, SLOTS, Sizes, heap_bytes};
+pub use traffic::{COLUMNS, Exchange, HeapBytes, Message, Sizes, heap_bytes};
 
 /// How sequences lie in the tensors of the whole batch.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]

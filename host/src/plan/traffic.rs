@@ -1,12 +1,11 @@
 //! How many bytes a plan moves, and how many it keeps in the symmetric heap.
 
-use super::Plan;
+use kernels_gpu::protocol::{BLOCK_COLUMNS, ChannelLayout};
+
+use super::{Plan, PlanError};
 
 /// Columns of one block of a summary: the piece of `[S | M]` that one work item owns, sends and signals.
-pub const COLUMNS: usize = 64;
-
-/// Slots for each summary, by parity of the epoch: a PE may send the next call's summary while this one's is being read.
-pub const SLOTS: usize = 2;
+pub const COLUMNS: usize = BLOCK_COLUMNS as usize;
 
 /// The sizes that traffic depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -30,16 +29,6 @@ impl Sizes {
     /// Bytes of `M` of all heads of one sequence: `HV * K * K` elements.
     pub fn m_bytes(&self) -> usize {
         self.hv * self.k * self.k * self.m_bytes
-    }
-
-    /// Blocks of up to [`COLUMNS`] columns that `S` of one head is sent in.
-    pub fn s_blocks(&self) -> usize {
-        self.v.div_ceil(COLUMNS)
-    }
-
-    /// Blocks of up to [`COLUMNS`] columns that `M` of one head is sent in.
-    pub fn m_blocks(&self) -> usize {
-        self.k.div_ceil(COLUMNS)
     }
 }
 
@@ -69,38 +58,36 @@ pub struct Message {
 }
 
 /// Symmetric heap of one PE, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct HeapBytes {
     /// Slots for summaries.
     pub slots: usize,
-    /// Signals, 8 bytes for each (source rank, row, block).
-    pub signals: usize,
-    /// Acknowledgements, 8 bytes for each (destination rank, row).
-    pub acks: usize,
+    /// Words: signals, acknowledgements, and what a PE notes for itself.
+    pub words: usize,
 }
 
 impl HeapBytes {
     /// All of it.
     pub fn total(&self) -> usize {
-        self.slots + self.signals + self.acks
+        self.slots + self.words
     }
 }
 
-/// Symmetric heap that every PE of a group of `pes` needs, the same on all.
+/// Symmetric heap that every PE of a group of `pes` needs, the same on all: that of [`ChannelLayout`] with a row for each
+/// head of each lane. Nothing depends on the number of tokens.
 ///
-/// A row is one head of one lane, `lane * HV + head`. For each source rank there are [`SLOTS`] slots, each with, for
-/// every row, `ceil(V / 64)` blocks of `64 * K` f32 for `S` and `ceil(K / 64)` blocks of `64 * K` elements for `M`.
-/// A block has room for [`COLUMNS`] columns also where fewer are left, so that all blocks of one kind have one stride.
-/// Nothing depends on the number of tokens.
-pub fn heap_bytes(pes: usize, lanes: usize, sizes: &Sizes) -> HeapBytes {
-    let rows = lanes * sizes.hv;
-    let block = COLUMNS * sizes.k;
-    let row = block * (sizes.s_blocks() * size_of::<f32>() + sizes.m_blocks() * sizes.m_bytes);
-    HeapBytes {
-        slots: pes * SLOTS * rows * row,
-        signals: pes * rows * (sizes.s_blocks() + sizes.m_blocks()) * size_of::<u64>(),
-        acks: pes * rows * size_of::<u64>(),
+/// # Errors
+/// [`PlanError::Slots`] if a size is 0 or the slots exceed the address space.
+pub fn heap_bytes(pes: usize, lanes: usize, sizes: &Sizes) -> Result<HeapBytes, PlanError> {
+    if lanes == 0 {
+        return Ok(HeapBytes::default());
     }
+    let Sizes { hv, k, v, m_bytes } = *sizes;
+    // What exceeds 32 bits exceeds the address space, too.
+    let [pes, rows, k, v] = [pes, lanes.saturating_mul(hv), k, v].map(|x| u32::try_from(x).unwrap_or(u32::MAX));
+    let layout = ChannelLayout::new(pes, rows, k, v, m_bytes as u32)
+        .map_err(|reason| PlanError::Slots { reason: reason.to_string() })?;
+    Ok(HeapBytes { slots: layout.payload_bytes(), words: layout.words() * size_of::<u64>() })
 }
 
 impl Plan {
@@ -127,7 +114,10 @@ impl Plan {
     }
 
     /// [`heap_bytes`] for this plan.
-    pub fn heap_bytes(&self, sizes: &Sizes) -> HeapBytes {
+    ///
+    /// # Errors
+    /// As [`heap_bytes`].
+    pub fn heap_bytes(&self, sizes: &Sizes) -> Result<HeapBytes, PlanError> {
         heap_bytes(self.pes(), self.lanes, sizes)
     }
 }
@@ -156,28 +146,32 @@ mod tests {
     #[test]
     fn the_heap_is_3_mib_for_each_source_and_slot_at_32_heads() {
         let plan = Plan::packed(&[0, 8192], &Cuts::equal(8)).unwrap();
-        let heap = plan.heap_bytes(&SIZES);
-        assert_eq!(heap.slots, 8 * 2 * (3 << 20));
-        assert_eq!(heap.signals, 8 * 32 * 4 * 8);
-        assert_eq!(heap.acks, 8 * 32 * 8);
-        assert_eq!(heap.total(), heap.slots + heap.signals + heap.acks);
+        let slots = |plan: &Plan, m_bytes| plan.heap_bytes(&Sizes { m_bytes, ..SIZES }).unwrap().slots;
+        assert_eq!(slots(&plan, 2), 8 * 2 * (3 << 20));
         // M in f32 makes it as large as S.
-        assert_eq!(plan.heap_bytes(&Sizes { m_bytes: 4, ..SIZES }).slots, 8 * 2 * (4 << 20));
+        assert_eq!(slots(&plan, 4), 8 * 2 * (4 << 20));
         // A batch of 3 rows has 3 lanes.
-        assert_eq!(Plan::batch(3, 8192, &Cuts::equal(8)).unwrap().heap_bytes(&SIZES).slots, 3 * heap.slots);
+        assert_eq!(slots(&Plan::batch(3, 8192, &Cuts::equal(8)).unwrap(), 2), 3 * slots(&plan, 2));
     }
 
     #[test]
-    fn the_last_block_of_columns_keeps_the_stride() {
-        let heap = heap_bytes(2, 1, &Sizes { hv: 1, k: 80, v: 16, m_bytes: 2 });
-        assert_eq!(heap.slots, 2 * 2 * (64 * 80 * 4 + 2 * 64 * 80 * 2));
-        assert_eq!(heap.signals, 2 * 3 * 8);
+    fn words_are_small_beside_slots_and_every_message_has_its_own() {
+        let heap = heap_bytes(8, 1, &SIZES).unwrap();
+        let signals = 8 * 32 * 4;
+        assert!(heap.words >= 8 * signals && heap.words < heap.slots / 100, "{heap:?}");
+        assert_eq!(heap.total(), heap.slots + heap.words);
+    }
+
+    #[test]
+    fn slots_beyond_the_address_space_are_refused() {
+        let error = heap_bytes(1 << 20, usize::MAX, &SIZES).unwrap_err();
+        assert!(error.to_string().contains("fewer lanes or heads"), "{error}");
     }
 
     #[test]
     fn nothing_crosses_nothing_is_kept() {
         let plan = Plan::packed(&[0, 4, 8], &Cuts::equal(2)).unwrap();
         assert_eq!(plan.traffic(&SIZES, Exchange::Push), []);
-        assert_eq!(plan.heap_bytes(&SIZES).total(), 0);
+        assert_eq!(plan.heap_bytes(&SIZES).unwrap().total(), 0);
     }
 }

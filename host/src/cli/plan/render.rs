@@ -101,11 +101,10 @@ fn heap(report: &Report) -> String {
         return "Symmetric heap of each PE: none is needed.\n".into();
     }
     format!(
-        "Symmetric heap of each PE: {} (slots {}, signals {}, acknowledgements {}); it does not grow with the tokens.\n",
+        "Symmetric heap of each PE: {} (slots {}, signals and other words {}); it does not grow with the tokens.\n",
         bytes(h.total()),
         bytes(h.slots),
-        bytes(h.signals),
-        bytes(h.acks),
+        bytes(h.words),
     )
 }
 
