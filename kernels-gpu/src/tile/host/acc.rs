@@ -2,6 +2,7 @@
 
 use super::check::raise;
 use super::global::{Raw, with_raw};
+use super::ops::each_of_row;
 use super::{FaultKind, Shared, Warpgroup};
 use crate::element::Element;
 use crate::math::flush;
@@ -29,11 +30,11 @@ impl Acc {
         let mut acc = Self::zeros(tile.rows, tile.cols);
         wg.log_read(&tile);
         for r in 0..tile.rows {
-            let row = &mut acc.data[r * tile.cols..][..tile.cols];
-            for (c, x) in row.iter_mut().enumerate() {
+            let (row, from) = (&mut acc.data[r * tile.cols..][..tile.cols], wg.at(&tile, r, 0));
+            each_of_row(tile.cols, (1, tile.col_stride), |c, at_tile| {
                 // SAFETY: the handle lies inside the arena; see `Warpgroup::at`.
-                *x = unsafe { wg.at(&tile, r, c).read() };
-            }
+                row[c] = unsafe { from.wrapping_add(at_tile).read() };
+            });
         }
         acc
     }
@@ -117,10 +118,11 @@ impl Acc {
         self.expect("store", tile.rows, tile.cols);
         wg.log_write(&tile);
         for r in 0..self.rows {
-            for c in 0..self.cols {
+            let (row, to) = (&self.data[r * self.cols..][..self.cols], wg.at(&tile, r, 0));
+            each_of_row(self.cols, (1, tile.col_stride), |c, at_tile| {
                 // SAFETY: the handle lies inside the arena; see `Warpgroup::at`.
-                unsafe { wg.at(&tile, r, c).write(E::round(self.data[r * self.cols + c])) };
-            }
+                unsafe { to.wrapping_add(at_tile).write(E::round(row[c])) };
+            });
         }
     }
 

@@ -7,6 +7,21 @@ use crate::element::Element;
 use crate::math::{flush, rsqrt};
 use crate::params::Matrix;
 
+/// Calls `f` with the offsets of the elements of a row in two places that have these strides. Rows without gaps have a
+/// loop of their own, which vectorises.
+#[inline(always)]
+pub(super) fn each_of_row(cols: usize, strides: (usize, usize), mut f: impl FnMut(usize, usize)) {
+    if strides == (1, 1) {
+        for c in 0..cols {
+            f(c, c);
+        }
+    } else {
+        for c in 0..cols {
+            f(c * strides.0, c * strides.1);
+        }
+    }
+}
+
 impl Warpgroup<'_> {
     /// Pointer to element (r, c) of a tile. Handles are made by `allocate` and narrowed by `Shared::part`, so
     /// it lies inside the arena for r < rows and c < cols; only this thread uses the arena.
@@ -76,13 +91,11 @@ impl Warpgroup<'_> {
         with_raw!(source, T => {
             let base = source.pointer::<T>();
             for r in 0..source.rows {
-                for c in 0..source.cols {
+                let (from, to) = (base.wrapping_add(r * source.row_stride), self.at(&tile, r, 0));
+                each_of_row(source.cols, (source.col_stride, tile.col_stride), |at_source, at_tile| {
                     // SAFETY: inside the tensor, as just checked; the launcher vouches for tensor and type. See `at`.
-                    unsafe {
-                        let x = base.wrapping_add(r * source.row_stride + c * source.col_stride).read();
-                        self.at(&tile, r, c).write(E::round(f(x.widen())));
-                    }
-                }
+                    unsafe { to.wrapping_add(at_tile).write(E::round(f(from.wrapping_add(at_source).read().widen()))) };
+                });
             }
         });
         for r in 0..tile.rows {
@@ -162,14 +175,12 @@ impl Warpgroup<'_> {
         with_raw!(target, T => {
             let base = target.pointer::<T>();
             for r in 0..target.rows {
-                for c in 0..target.cols {
+                let (to, from) = (base.wrapping_add(r * target.row_stride), self.at(&tile, r, 0));
+                each_of_row(target.cols, (target.col_stride, tile.col_stride), |at_target, at_tile| {
                     // SAFETY: inside the tensor, as just checked; the launcher vouches for tensor and type, and
                     // that no other block stores these elements. See `at`.
-                    unsafe {
-                        let p = base.wrapping_add(r * target.row_stride + c * target.col_stride);
-                        p.write(T::narrow(self.at(&tile, r, c).read()));
-                    }
-                }
+                    unsafe { to.wrapping_add(at_target).write(T::narrow(from.wrapping_add(at_tile).read())) };
+                });
             }
         });
         self.note_stores(&target);
