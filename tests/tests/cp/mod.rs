@@ -9,7 +9,7 @@ use deltalink::generate::{Case, Spec};
 use deltalink::inputs::{Dims, Inputs, StateLayout};
 use deltalink::op::whole::Share;
 use deltalink::op::{Config, ContextParallel, Forward, Mode, OpError};
-use deltalink::plan::{Cuts, Exchange, Layout, Plan, Sizes};
+use deltalink::plan::{COLUMNS, Cuts, Exchange, Layout, Plan, Sizes};
 use deltalink::reference::{Outputs, Problem, recurrent, transition_weight};
 use deltalink::tensor::Tensor;
 use deltalink::world::{RunError, WorldOptions, run_threads};
@@ -135,7 +135,7 @@ pub fn traffic_of(plan: &Plan, rank: usize, inputs: &Inputs<'_>, config: &Config
     let exchange = if config.mode == Mode::Exact { Exchange::Chain } else { Exchange::Push };
     let messages = plan.traffic(&sizes, exchange);
     messages.iter().filter(|m| m.from == rank).fold((0, 0), |(bytes, count), m| {
-        let blocks = sizes.s_blocks() + if m.bytes_m > 0 { sizes.m_blocks() } else { 0 };
+        let blocks = sizes.v.div_ceil(COLUMNS) + if m.bytes_m > 0 { sizes.k.div_ceil(COLUMNS) } else { 0 };
         (bytes + (m.bytes_s + m.bytes_m) as u64, count + (blocks * dims.hv) as u64)
     })
 }
