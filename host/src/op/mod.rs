@@ -25,7 +25,7 @@ pub use report::{KernelTime, Report};
 use crate::exec::cpu::Cpu;
 use crate::exec::{ExecError, Executor};
 use crate::inputs::{Dims, Inputs};
-use crate::plan::{Layout, Plan};
+use crate::plan::Plan;
 use crate::tensor::Tensor;
 use crate::trace::Trace;
 use crate::world::Pe;
@@ -155,11 +155,6 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         let step = step::Step { pe: self.pe, plan, inputs, dims, config: &self.config, layout };
         step.run(&mut self.exec, channel)
     }
-}
-
-/// Whether `layout` cuts tokens of rows (and not one packed row).
-pub(crate) fn is_batch(layout: &Layout) -> bool {
-    matches!(layout, Layout::Batch { .. })
 }
 
 impl Report {

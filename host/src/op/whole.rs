@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Config, ContextParallel, Device, Forward, OpError, Report, is_batch};
+use super::{Config, ContextParallel, Device, Forward, OpError, Report};
 use crate::exec::Executor;
 use crate::inputs::{Beta, Gate, Inputs, StateLayout};
 use crate::plan::Plan;
@@ -92,7 +92,8 @@ impl Share {
 pub fn check_whole(plan: &Plan, whole: &Inputs<'_>, config: &Config) -> Result<(), OpError> {
     use crate::error::InputError;
     let dims = whole.dims()?;
-    let (want_b, want_t) = (if is_batch(&plan.layout) { plan.layout.sequences() } else { 1 }, plan.layout.tokens());
+    // Every rank holds all rows of the batch; packed sequences have one.
+    let (want_b, want_t) = (plan.ranks[0].batch, plan.layout.tokens());
     if (dims.b, dims.t) != (want_b, want_t) {
         return Err(InputError::Tokens { b: dims.b, t: dims.t, want_b, want_t }.into());
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kernels_gpu::params::Tensor as Param;
 
-use super::{CudaError, DeviceBuffer, Event, Function, Gpu, HostBuffer, Shape, Stream};
+use super::{CudaError, DeviceBuffer, Event, Function, Gpu, Shape, Stream};
 use crate::exec::cpu::code;
 use crate::exec::{ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes};
 use crate::heap::{DevicePool, Heap};
@@ -29,7 +29,7 @@ pub struct CudaExecutor {
     sharers: u32,
     slots: HashMap<Slot, DeviceBuffer>,
     scratch: HashMap<Scratch, DeviceBuffer>,
-    image: Option<(DeviceBuffer, HostBuffer)>,
+    image: Option<DeviceBuffer>,
     /// Begin and end of each launch since times were last taken, and spare events.
     timed: Vec<(Event, Event)>,
     spare: Vec<Event>,
@@ -144,23 +144,23 @@ impl Executor for CudaExecutor {
     }
 
     fn scratch_bytes(&self) -> usize {
-        let image = self.image.as_ref().map_or(0, |(device, _)| device.len());
+        let image = self.image.as_ref().map_or(0, DeviceBuffer::len);
         image + self.scratch.values().map(DeviceBuffer::len).sum::<usize>()
     }
 
     fn put_image(&mut self, image: &Image) -> Result<u64, ExecError> {
         let bytes = image.bytes();
-        if self.image.as_ref().is_none_or(|(device, _)| device.len() < bytes.len()) {
+        if self.image.as_ref().is_none_or(|device| device.len() < bytes.len()) {
             self.stream.synchronize()?;
-            self.image = Some((self.gpu.alloc(bytes.len())?, self.gpu.host_buffer(bytes.len())?));
+            self.image = Some(self.gpu.alloc(bytes.len())?);
         }
-        let (device, _) = self.image.as_ref().expect("just made");
+        let device = self.image.as_ref().expect("just made");
         device.upload(&self.stream, 0, bytes)?;
         Ok(device.address())
     }
 
     fn get_image(&mut self, image: &mut Image) -> Result<(), ExecError> {
-        if let Some((device, _)) = &self.image {
+        if let Some(device) = &self.image {
             device.download(&self.stream, 0, image.bytes_mut())?;
             tracing::debug!("all launches so far have ended");
         }
