@@ -83,6 +83,7 @@ pub mod error;
 pub mod exec;
 pub mod file;
 pub mod generate;
+pub mod gradients;
 pub mod heap;
 pub mod inputs;
 pub mod op;
