@@ -105,6 +105,29 @@ impl<T> Gradients<T> {
     }
 }
 
+impl Gradients<Vec<usize>> {
+    /// The shapes of the gradients with respect to `inputs`, those of the inputs themselves.
+    pub fn shapes(inputs: &Inputs<'_>) -> Self {
+        let shape = |x: &TensorView<'_>| x.shape().to_vec();
+        let (g, a_log, dt_bias) = match &inputs.gate {
+            Gate::Given(g) => (g, None, None),
+            Gate::Softplus { raw, a_log, dt_bias } => (raw, Some(a_log), dt_bias.as_ref()),
+            Gate::LowerBound { raw, a_log, dt_bias, .. } => (raw, a_log.as_ref(), dt_bias.as_ref()),
+        };
+        let (Beta::Given(beta) | Beta::Logits { logits: beta, .. }) = &inputs.beta;
+        Self {
+            dq: shape(&inputs.q),
+            dk: shape(&inputs.k),
+            dv: shape(&inputs.v),
+            dg: shape(g),
+            dbeta: shape(beta),
+            da_log: a_log.map(shape),
+            ddt_bias: dt_bias.map(shape),
+            d_initial_state: inputs.initial_state.as_ref().map(shape),
+        }
+    }
+}
+
 impl Gradients {
     /// All elements widened to f64.
     pub fn to_f64(&self) -> Gradients<Vec<f64>> {

@@ -135,6 +135,16 @@ impl Problem {
         self.h0.is_some()
     }
 
+    /// Largest `|dg / d raw|` (1 where g itself is given) and `|dg / d A_log|` (0 without one): by so much errors of dg grow on
+    /// their way to the gradients of the gate's input and parameters.
+    pub fn gate_steepness(&self) -> (f64, f64) {
+        let largest = |x: &[f64]| x.iter().map(|x| x.abs()).fold(0.0, f64::max);
+        match &self.slopes.gate {
+            None => (1.0, 0.0),
+            Some(slopes) => (largest(&slopes.raw), slopes.a_log.as_deref().map_or(0.0, largest)),
+        }
+    }
+
     /// The sequence that owns `token` of the flattened tokens.
     pub fn sequence_of(&self, token: usize) -> Option<usize> {
         self.sequences.iter().position(|s| s.tokens().contains(&token))
