@@ -33,8 +33,8 @@ pub fn gradient_tolerance(dtype: Dtype, name: &str) -> f64 {
 fn dg_floor(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F32 => 2e-5,
-        Dtype::Bf16 => 1.0 / 512.0,
-        Dtype::F16 => 1.0 / 4096.0,
+        Dtype::Bf16 => 1.0 / 256.0,
+        Dtype::F16 => 1.0 / 2048.0,
     }
 }
 

@@ -141,7 +141,7 @@ fn softplus(x: f64) -> f64 {
 }
 
 /// `1 / (1 + exp(-x))` without overflow.
-fn sigmoid(x: f64) -> f64 {
+pub(super) fn sigmoid(x: f64) -> f64 {
     let e = (-x.abs()).exp();
     if x >= 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) }
 }

@@ -16,6 +16,8 @@
 //! chunks. [`gradient_summary`], [`state_gradient_after`] and [`segment_gradients`] say what context parallelism sends back:
 //! `dS_in = M^T dS_out + dS_ext`, with the M of the forward pass.
 //!
+//! [`convolution`] is the short convolution that models put before q, k and v.
+//!
 //! Formulas: Yang et al., "Gated Delta Networks" (2024), and Kimi Team, "Kimi Linear" (2025).
 
 mod activation;
@@ -23,6 +25,7 @@ mod adjoint;
 mod adjoint_chunked;
 mod backward;
 mod chunked;
+mod convolution;
 mod problem;
 mod recurrent;
 mod seeds;
@@ -31,6 +34,10 @@ mod segment_backward;
 
 pub use backward::{HeadGradients, backward, backward_chunked};
 pub use chunked::chunked;
+pub use convolution::{
+    Activation, Convolution, ConvolutionError, ConvolutionGradients, ConvolutionOutputs, convolution,
+    convolution_backward,
+};
 pub use problem::{Problem, ProblemError, Sequence};
 pub use recurrent::recurrent;
 pub use seeds::Seeds;

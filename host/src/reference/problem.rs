@@ -68,7 +68,7 @@ impl Problem {
     /// [`ProblemError`], if shapes, types, `cu_seqlens` or the number of initial states do not fit together.
     pub fn new(inputs: &Inputs<'_>, cu_seqlens: Option<&[usize]>) -> Result<Self, ProblemError> {
         let dims = inputs.dims()?;
-        let sequences = sequences(&dims, cu_seqlens)?;
+        let sequences = sequences(dims.b, dims.t, cu_seqlens)?;
         if let Some(h0) = &inputs.initial_state
             && h0.shape()[0] != sequences.len()
         {
@@ -156,15 +156,16 @@ impl Problem {
     }
 }
 
-fn sequences(dims: &Dims, cu_seqlens: Option<&[usize]>) -> Result<Vec<Sequence>, ProblemError> {
+/// The sequences of `[B,T]` tokens: the packed ones, or one per batch row.
+pub(super) fn sequences(b: usize, t: usize, cu_seqlens: Option<&[usize]>) -> Result<Vec<Sequence>, ProblemError> {
     let Some(cu) = cu_seqlens else {
-        return Ok((0..dims.b).map(|b| Sequence { start: b * dims.t, end: (b + 1) * dims.t }).collect());
+        return Ok((0..b).map(|b| Sequence { start: b * t, end: (b + 1) * t }).collect());
     };
-    if dims.b != 1 {
-        return Err(ProblemError::PackedBatch { b: dims.b });
+    if b != 1 {
+        return Err(ProblemError::PackedBatch { b });
     }
-    if cu.first() != Some(&0) || cu.last() != Some(&dims.t) || !cu.is_sorted() {
-        return Err(ProblemError::CuSeqlens { found: cu.to_vec(), t: dims.t });
+    if cu.first() != Some(&0) || cu.last() != Some(&t) || !cu.is_sorted() {
+        return Err(ProblemError::CuSeqlens { found: cu.to_vec(), t });
     }
     Ok(cu.windows(2).map(|w| Sequence { start: w[0], end: w[1] }).collect())
 }
@@ -191,19 +192,19 @@ mod tests {
 
     #[test]
     fn sequences_follow_batch_rows_or_cu_seqlens() {
-        let rows = sequences(&dims(2, 5), None).unwrap();
+        let rows = sequences(2, 5, None).unwrap();
         assert_eq!(rows, [Sequence { start: 0, end: 5 }, Sequence { start: 5, end: 10 }]);
-        let packed = sequences(&dims(1, 5), Some(&[0, 2, 2, 5])).unwrap();
+        let packed = sequences(1, 5, Some(&[0, 2, 2, 5])).unwrap();
         assert_eq!(packed.iter().map(|s| s.end - s.start).collect::<Vec<_>>(), [2, 0, 3]);
     }
 
     #[test]
     fn bad_cu_seqlens_are_refused() {
         for cu in [&[][..], &[0, 4], &[1, 5], &[0, 3, 2, 5]] {
-            let error = sequences(&dims(1, 5), Some(cu)).unwrap_err();
+            let error = sequences(1, 5, Some(cu)).unwrap_err();
             assert!(matches!(error, ProblemError::CuSeqlens { t: 5, .. }), "{cu:?}: {error}");
         }
-        assert_eq!(sequences(&dims(2, 5), Some(&[0, 5])), Err(ProblemError::PackedBatch { b: 2 }));
+        assert_eq!(sequences(2, 5, Some(&[0, 5])), Err(ProblemError::PackedBatch { b: 2 }));
     }
 
     #[test]
