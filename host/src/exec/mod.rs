@@ -7,20 +7,18 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod image;
+mod kernels;
 
 use std::any::Any;
 use std::time::{Duration, Instant};
 
-use kernels_gpu::element::Element;
-use kernels_gpu::fixup::fix_out;
-use kernels_gpu::gate::{Gdn, Kda};
-use kernels_gpu::params::{FixParams, PrepParams, ScanParams, Tensor as Param};
-use kernels_gpu::prep::prep;
-use kernels_gpu::scan::scan_push;
-use kernels_gpu::tile::Warpgroup;
+use kernels_gpu::params::Tensor as Param;
 use kernels_gpu::tile::host::{Checker, Fault};
 
 pub use image::{Image, Part};
+pub use kernels::Kernel;
+#[cfg(feature = "cuda")]
+use kernels::device_entries;
 
 use crate::heap::HeapError;
 use crate::inputs::Op;
@@ -130,84 +128,6 @@ pub struct Launch<'a> {
     pub checker: Option<&'a Checker>,
     /// Polled in long waits, on the CPU: whether another PE has failed.
     pub peer_failed: &'a (dyn Fn() -> bool + Sync),
-}
-
-/// Launch parameters, which name their kernel.
-pub trait Kernel: bytemuck::Pod + Sync {
-    /// Name of the kernel, without gate and element type.
-    const NAME: &'static str;
-    /// The kernel for the CPU.
-    fn host_entry(op: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self);
-    /// The kernel's name in a device module.
-    fn device_entry(op: Op, dtype: Dtype) -> String;
-}
-
-/// Instantiates a kernel for the operand type of a launch.
-macro_rules! by_dtype {
-    ($dtype:expr, $e:ident => $body:expr) => {
-        match $dtype {
-            Dtype::F32 => {
-                type $e = f32;
-                $body
-            }
-            Dtype::Bf16 => {
-                type $e = half::bf16;
-                $body
-            }
-            Dtype::F16 => {
-                type $e = half::f16;
-                $body
-            }
-        }
-    };
-}
-
-impl Kernel for PrepParams {
-    const NAME: &'static str = "prep";
-    fn host_entry(op: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
-        fn of<E: Element>(op: Op) -> fn(&mut Warpgroup<'_>, &PrepParams) {
-            match op {
-                Op::Kda => prep::<Kda, E>,
-                Op::Gdn => prep::<Gdn, E>,
-            }
-        }
-        by_dtype!(dtype, E => of::<E>(op))
-    }
-    fn device_entry(op: Op, dtype: Dtype) -> String {
-        format!("prep_{op}_{dtype}")
-    }
-}
-
-impl Kernel for ScanParams {
-    const NAME: &'static str = "scan_push";
-    fn host_entry(_: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
-        by_dtype!(dtype, E => scan_push::<E>)
-    }
-    fn device_entry(_: Op, dtype: Dtype) -> String {
-        format!("scan_push_{dtype}")
-    }
-}
-
-impl Kernel for FixParams {
-    const NAME: &'static str = "fix_out";
-    fn host_entry(_: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
-        by_dtype!(dtype, E => fix_out::<E>)
-    }
-    fn device_entry(_: Op, dtype: Dtype) -> String {
-        format!("fix_out_{dtype}")
-    }
-}
-
-/// Names of all kernels of a device module.
-#[cfg(feature = "cuda")]
-fn device_entries() -> Vec<String> {
-    let mut names = Vec::new();
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-        names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::device_entry(op, dtype)));
-        names.push(ScanParams::device_entry(Op::Kda, dtype));
-        names.push(FixParams::device_entry(Op::Kda, dtype));
-    }
-    names
 }
 
 /// A PE's device. Everything it is asked happens in order, as on one stream.

@@ -70,6 +70,7 @@ impl std::fmt::Display for ExpiredWait {
         let kernel = match self.expired.step {
             kernels_gpu::comm::STEP_SCAN => "scan_push",
             kernels_gpu::comm::STEP_FIX => "fix_out",
+            kernels_gpu::comm::STEP_SCAN_BACK => "scan_back",
             _ => "a kernel",
         };
         let (lane, head) = (self.expired.row / self.hv, self.expired.row % self.hv);

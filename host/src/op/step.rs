@@ -171,6 +171,8 @@ impl Step<'_> {
             initial: optional(exec, Slot::InitialState, self.inputs.initial_state.as_ref())?,
             finals: finals_param,
             own,
+            state_in: Param::absent(),
+            transitions: Param::absent(),
             items: parts.scan_items.at(base),
             ticket: parts.scan_ticket.at(base),
             channel: device_channel,
@@ -192,6 +194,8 @@ impl Step<'_> {
             trace,
             v_first,
             m_dtype,
+            m_transposed: 0,
+            pad: 0,
         };
         let mut checker = Checker::new();
         let checked = config.checked && exec.checks();
