@@ -96,7 +96,8 @@ pub fn check_gradients(label: &str, derived: &Derived, plan: &Plan, parts: &[Gra
             let of_all = derived.expected.named(&whole).into_iter().find(|(all, _)| all == name).unwrap().1;
             // What has decayed to nothing was judged above.
             if !name.starts_with("dg") && rms(&expected) > 1e-9 * rms(of_all) {
-                let limit = gradient_tolerance(whole.dtype(), name);
+                // A rank of a few tokens may have small gradients by chance, and roundings of what meets the others'.
+                let limit = gradient_tolerance(whole.dtype(), name) * (rms(of_all) / rms(&expected)).clamp(1.0, 4.0);
                 if let Some(mismatch) = mismatch(name, &[expected.len()], found, &expected, limit) {
                     panic!("{label}, rank {rank} of {} (cuts {:?}): {mismatch}", plan.pes(), plan.cuts);
                 }
