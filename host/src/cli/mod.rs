@@ -3,9 +3,11 @@
 //! Each subcommand has its arguments (`Args`) and a `run` that writes to a given writer, so that tests can read it.
 
 pub mod doctor;
+mod gpus;
 mod judge;
 mod options;
 mod output;
+mod pes;
 pub mod plan;
 mod progress;
 pub mod run;
@@ -17,7 +19,9 @@ use std::io::Write;
 use std::path::PathBuf;
 
 pub use judge::{Compared, Pair};
+pub use gpus::{GpuChoice, GpusError};
 pub use output::{JsonTarget, OutputError};
+pub use pes::{PesError, World};
 
 /// Context-parallel linear attention (KDA, Gated DeltaNet): each head's state summary leaves for the PEs that need it while
 /// other heads still compute.
