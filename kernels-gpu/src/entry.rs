@@ -5,6 +5,7 @@
 
 use half::{bf16, f16};
 
+use crate::comm_bench::{CommBenchParams, comm_bench as exchange};
 use crate::fixup::fix_out;
 use crate::gate::{Gdn, Kda};
 use crate::params::{FixParams, PrepParams, ScanParams};
@@ -42,4 +43,5 @@ entries! {
     fix_out_f32 = fix_out::<f32>, FixParams;
     fix_out_bf16 = fix_out::<bf16>, FixParams;
     fix_out_f16 = fix_out::<f16>, FixParams;
+    comm_bench = exchange, CommBenchParams;
 }

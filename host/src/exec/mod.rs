@@ -11,6 +11,7 @@ mod image;
 use std::any::Any;
 use std::time::{Duration, Instant};
 
+use kernels_gpu::comm_bench::{CommBenchParams, comm_bench};
 use kernels_gpu::element::Element;
 use kernels_gpu::fixup::fix_out;
 use kernels_gpu::gate::{Gdn, Kda};
@@ -198,10 +199,20 @@ impl Kernel for FixParams {
     }
 }
 
+impl Kernel for CommBenchParams {
+    const NAME: &'static str = "comm_bench";
+    fn host_entry(_: Op, _: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
+        comm_bench
+    }
+    fn device_entry(_: Op, _: Dtype) -> String {
+        Self::NAME.to_owned()
+    }
+}
+
 /// Names of all kernels of a device module.
 #[cfg(feature = "cuda")]
 fn device_entries() -> Vec<String> {
-    let mut names = Vec::new();
+    let mut names = vec![CommBenchParams::NAME.to_owned()];
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::device_entry(op, dtype)));
         names.push(ScanParams::device_entry(Op::Kda, dtype));
