@@ -13,6 +13,8 @@ mod launchers;
 mod machine;
 mod nvshmem;
 
+pub(super) use cuda::{Driver, driver_version};
+
 /// Show what this machine offers: CPU, memory, GPUs, driver, NVSHMEM, launchers.
 ///
 /// The CPU back end needs none of the GPU parts. Each thing is ok, missing, or a note: something to know that stops

@@ -25,9 +25,13 @@ pub struct GpuChoice {
 pub enum GpusError {
     #[error("--gpus {asked:?} was asked for with --device cpu; leave one of them out")]
     OnCpu { asked: Vec<usize> },
-    #[error("--gpus {asked:?} names GPU {twice} twice; PEs share a GPU by themselves where there are more PEs than GPUs")]
+    #[error(
+        "--gpus {asked:?} names GPU {twice} twice; PEs share a GPU by themselves where there are more PEs than GPUs"
+    )]
     Twice { asked: Vec<usize>, twice: usize },
-    #[error("--gpus asks for GPU {asked}; {VISIBLE}={visible} shows {found}, numbered from 0: ask for fewer or change it")]
+    #[error(
+        "--gpus asks for GPU {asked}; {VISIBLE}={visible} shows {found}, numbered from 0: ask for fewer or change it"
+    )]
     Hidden { asked: usize, visible: String, found: usize },
     #[error("--gpus {asked:?} was asked for, and the driver shows {found} of these GPUs; `deltalink doctor` lists all")]
     Absent { asked: Vec<usize>, found: usize },

@@ -2,6 +2,7 @@
 //!
 //! Each subcommand has its arguments (`Args`) and a `run` that writes to a given writer, so that tests can read it.
 
+pub mod bench;
 pub mod doctor;
 mod gpus;
 mod judge;
@@ -18,8 +19,8 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 
-pub use judge::{Compared, Pair};
 pub use gpus::{GpuChoice, GpusError};
+pub use judge::{Compared, Pair};
 pub use output::{JsonTarget, OutputError};
 pub use pes::{PesError, World};
 
@@ -40,6 +41,7 @@ Examples:
   deltalink run --input x.safetensors --output y.safetensors
   deltalink verify --quick                          Check many shapes, gates, cuts and modes
   deltalink plan --pes 8 --tokens 65536 --heads 32  Who would send what to whom
+  deltalink bench comm                              How fast messages between PEs are
   deltalink help run                                All there is to know about a subcommand
 
 Exit code: 0 all is well, 1 a result is wrong, 2 it could not be computed (and the message says why).
@@ -59,6 +61,7 @@ pub enum Command {
     Verify(verify::Args),
     Plan(plan::Args),
     Doctor(doctor::Args),
+    Bench(bench::Args),
     Trace(trace::Args),
 }
 
@@ -106,6 +109,8 @@ pub enum CliError {
     #[error(transparent)]
     Doctor(#[from] doctor::DoctorError),
     #[error(transparent)]
+    Bench(#[from] bench::BenchCommandError),
+    #[error(transparent)]
     Trace(#[from] crate::trace::TraceError),
 }
 
@@ -120,6 +125,7 @@ pub fn execute(cli: &Cli, invocation: &Invocation, out: &mut impl Write) -> Resu
         Some(Command::Verify(args)) => Ok(verify::run(args, out)?),
         Some(Command::Plan(args)) => Ok(plan::run(args, out).map(|()| Exit::Success)?),
         Some(Command::Doctor(args)) => Ok(doctor::run(args, out).map(|()| Exit::Success)?),
+        Some(Command::Bench(args)) => Ok(bench::run(args, invocation, out)?),
         Some(Command::Trace(args)) => Ok(trace::run(args, out).map(|()| Exit::Success)?),
     }
 }

@@ -9,7 +9,7 @@ use super::{Finding, Status, loader_says};
 
 /// A GPU as the driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Gpu {
+pub(in crate::cli) struct Gpu {
     pub name: String,
     /// Bytes.
     pub memory: usize,
@@ -19,7 +19,7 @@ pub(super) struct Gpu {
 
 /// What the driver library says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Driver {
+pub(in crate::cli) enum Driver {
     /// It cannot be loaded.
     Absent { why: String },
     /// It can, and this call failed.
@@ -168,7 +168,7 @@ impl Driver {
 }
 
 /// The first thing like 580.95.05 in the kernel module's description of itself.
-fn driver_version(text: &str) -> Option<String> {
+pub(in crate::cli) fn driver_version(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
     let like_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
     line.split_whitespace().find(like_version).map(str::to_owned)

@@ -2,15 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::input::Job;
 #[cfg(feature = "cuda")]
 use super::super::gpus::GpuOfPe;
+use super::input::Job;
 use super::{RunCommandError, World, parts};
 #[cfg(feature = "cuda")]
-use crate::exec::{
-    ExecError,
-    cuda::CudaExecutor,
-};
+use crate::exec::{ExecError, cuda::CudaExecutor};
 use crate::inputs::Inputs;
 use crate::op::whole::{self, Share, Whole, join};
 use crate::op::{Config, ContextParallel, Device, Forward, OpError};
