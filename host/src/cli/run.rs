@@ -27,7 +27,7 @@ use crate::world::{Pe, WorldOptions};
 mod check;
 mod error;
 mod input;
-mod parts;
+pub(super) mod parts;
 mod report;
 mod stage;
 
