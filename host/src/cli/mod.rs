@@ -124,7 +124,7 @@ pub fn execute(cli: &Cli, invocation: &Invocation, out: &mut impl Write) -> Resu
         Some(Command::Run(args)) => Ok(run::run(args, invocation, out)?),
         Some(Command::Verify(args)) => Ok(verify::run(args, invocation, out)?),
         Some(Command::Plan(args)) => Ok(plan::run(args, out).map(|()| Exit::Success)?),
-        Some(Command::Doctor(args)) => Ok(doctor::run(args, out).map(|()| Exit::Success)?),
+        Some(Command::Doctor(args)) => Ok(doctor::run(args, out)?),
         Some(Command::Bench(args)) => Ok(bench::run(args, invocation, out)?),
         Some(Command::Trace(args)) => Ok(trace::run(args, out).map(|()| Exit::Success)?),
     }

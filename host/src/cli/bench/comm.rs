@@ -3,7 +3,7 @@
 //! `measure` runs the kernel on one PE, `report` tells. Only this file knows what PEs are.
 
 use std::io::Write;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kernels_gpu::comm_bench::{MESSAGE_BYTES, payload_bytes};
 use kernels_gpu::protocol::Expired;
@@ -225,6 +225,63 @@ pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result
     tell(args, invocation, (device, World::Threads, None), &all, &points, out)
 }
 
+/// What came of [`exchange_for`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cli) struct Exchanged {
+    /// Messages of both PEs, whose contents were compared.
+    pub messages: u64,
+}
+
+/// Lets two PEs, threads of this process, exchange messages of several sizes for `duration` and compares what arrives.
+pub(in crate::cli) fn exchange_for(device: Device, duration: Duration) -> Result<Exchanged, CommBenchError> {
+    const SIZES: [usize; 3] = [16, 4096, 64 << 10];
+    const COMPARED: u32 = 100;
+    let points = SIZES.map(|bytes| Point { bytes, blocks: 1 });
+    let sampling = Sampling { warmup: COMPARED, samples: 1 };
+    let options = WorldOptions { heap_bytes: WORDS_ROOM, timeout: Duration::from_secs(10) };
+    let begin = Instant::now();
+    let body = |pe: &Pe, measure: &mut dyn FnMut() -> Result<Samples, CommBenchError>| {
+        let mut messages = 0;
+        loop {
+            measure()?;
+            messages += u64::from(COMPARED) * points.len() as u64;
+            // PE 0 says for both when it is enough.
+            let enough = pe.all_gather("end of the self-test", &[u8::from(begin.elapsed() >= duration)])?;
+            if enough[0] == [1] {
+                return Ok(messages);
+            }
+        }
+    };
+    let all: Vec<u64> = match device {
+        Device::Cpu => run_threads(2, &options, |pe| {
+            let mut cpu = Cpu::new(1).map_err(ExecError::from)?;
+            body(pe, &mut || measure::all(pe, &mut cpu, &points, sampling, None))
+        })?,
+        #[cfg(feature = "cuda")]
+        Device::Cuda => {
+            use crate::exec::cuda::CudaExecutor;
+            use crate::world::virtual_pes::run_virtual_pes;
+            let gpus = all_gpus()?;
+            run_virtual_pes(2, &gpus, &options, pool_bytes(&points, 2), |virtual_pe| {
+                let sharers = 2_usize.div_ceil(gpus.len());
+                let exec = CudaExecutor::new(virtual_pe.gpu, virtual_pe.heap.clone(), sharers);
+                let (pe, mut exec) = (virtual_pe.pe, exec.map_err(ExecError::from)?);
+                body(pe, &mut || measure::all(pe, &mut exec, &points, sampling, None))
+            })?
+        }
+        #[cfg(not(feature = "cuda"))]
+        Device::Cuda => return Err(CommBenchError::NoCuda),
+    };
+    Ok(Exchanged { messages: all.iter().sum() })
+}
+
+/// The GPUs of this process.
+#[cfg(feature = "cuda")]
+fn all_gpus() -> Result<Vec<crate::exec::cuda::Gpu>, ExecError> {
+    use crate::exec::cuda::Gpu;
+    Ok((0..Gpu::count()?).map(Gpu::open).collect::<Result<_, _>>()?)
+}
+
 /// What can be refused before PEs are started.
 fn ready(args: &Args, pes: usize) -> Result<(), CommBenchError> {
     if pes == 0 || !pes.is_multiple_of(2) {
@@ -306,10 +363,9 @@ fn on_gpus(
     pes: usize,
     progress: &Bar,
 ) -> Result<Vec<Samples>, CommBenchError> {
-    use crate::exec::cuda::{CudaExecutor, Gpu};
+    use crate::exec::cuda::CudaExecutor;
     use crate::world::virtual_pes::run_virtual_pes;
-    let gpus = (0..Gpu::count().map_err(ExecError::from)?).map(Gpu::open).collect::<Result<Vec<_>, _>>();
-    let gpus = gpus.map_err(ExecError::from)?;
+    let gpus = all_gpus()?;
     let samples = run_virtual_pes(pes, &gpus, options, pool_bytes(points, pes), |virtual_pe| {
         let sharers = pes.div_ceil(gpus.len());
         let exec = CudaExecutor::new(virtual_pe.gpu, virtual_pe.heap.clone(), sharers);

@@ -30,7 +30,7 @@ impl Machine {
         let cpuinfo = read("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
         let (gpus, cuda) = match Driver::probe("libcuda.so.1".as_ref()) {
-            Driver::Present { cuda, gpus } => {
+            Driver::Present { cuda, gpus, .. } => {
                 (gpus.into_iter().map(|gpu| gpu.name).collect(), Some(format!("{}.{}", cuda / 1000, cuda % 1000 / 10)))
             }
             Driver::Absent { .. } | Driver::Failed { .. } => (Vec::new(), None),
