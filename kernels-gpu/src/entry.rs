@@ -6,6 +6,7 @@
 use half::{bf16, f16};
 
 use crate::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
+use crate::comm_bench::{CommBenchParams, comm_bench as exchange};
 use crate::fixup::fix_out;
 use crate::gate::{Gdn, Kda};
 use crate::params::{FixParams, GradParams, PrepParams, ReduceParams, ScanBackParams, ScanParams, StatesParams};
@@ -56,4 +57,5 @@ entries! {
     grad_gdn_bf16 = grad::<Gdn, bf16>, GradParams;
     grad_gdn_f16 = grad::<Gdn, f16>, GradParams;
     reduce_f32 = reduce, ReduceParams;
+    comm_bench = exchange, CommBenchParams;
 }

@@ -10,22 +10,24 @@ use std::time::Duration;
 
 use clap::Parser;
 
+use super::gpus::GpuChoice;
 use super::options::{DEVICES, DTYPES, M_WIRES, MODES, OPS, chunk, one_of};
 use super::output::{JsonTarget, emit};
+use super::pes;
 use super::progress::Progress;
-use super::{Exit, Invocation};
+use super::{Exit, Invocation, World};
 use crate::file::{Entry, FileError, check_writable, save};
 use crate::inputs::{Op, StateLayout};
 use crate::op::whole::Whole;
 use crate::op::{Config, Device, MWire, Mode, Recompute};
 use crate::tensor::Dtype;
 use crate::trace::Trace;
-use crate::world::{Pe, RunError, WorldError, WorldOptions};
+use crate::world::{Pe, WorldOptions};
 
 mod check;
 mod error;
 mod input;
-mod parts;
+pub(super) mod parts;
 mod report;
 mod stage;
 
@@ -88,6 +90,9 @@ pub struct Args {
     /// What computes. [default: cuda if this build and this machine have it, otherwise cpu]
     #[arg(long, value_name = "DEVICE", value_parser = one_of::<Device>(DEVICES))]
     pub device: Option<Device>,
+    #[command(flatten)]
+    #[allow(missing_docs)] // documented at its type
+    pub choice: GpuChoice,
     /// How summaries travel: overlap sends from inside the scan, bulk between kernels, exact waits for the state first.
     #[arg(long, default_value = "overlap", value_parser = one_of::<Mode>(MODES))]
     pub mode: Mode,
@@ -138,16 +143,6 @@ impl Default for Args {
     }
 }
 
-/// What a PE is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum World {
-    /// A thread.
-    Threads,
-    /// A process.
-    Processes,
-}
-
 impl Args {
     fn config(&self) -> Config {
         Config {
@@ -181,71 +176,32 @@ impl Args {
 /// [`RunCommandError`] if the results could not be computed or written. Wrong results are [`Exit::Wrong`].
 pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result<Exit, RunCommandError> {
     let options = args.world_options();
-    let joined = match Pe::from_environment(&options) {
-        // A PE died before all had joined: PE 0 learns of it too, and says so.
-        Err(WorldError::PeFailed { rank, message }) if started_as_other_than_pe_0() => {
-            tracing::debug!(rank, message, "the world failed while PEs joined; PE 0 says why");
-            return Ok(Exit::Failed);
-        }
-        joined => joined?,
-    };
-    if let Some(pe) = joined {
-        let rank = pe.rank();
-        let outcome = pe.run(|pe| run_as(args, pe, out)).unwrap_or_else(|error| {
-            if rank > 0 {
-                // A launcher stops all processes when one ends badly: PE 0 needs the time to say why.
-                std::thread::sleep(Duration::from_millis(500));
-            }
-            Err(match error {
-                RunError::Pe { error, .. } => error,
-                RunError::World(error) => error.into(),
-                RunError::Panic { rank, message } => WorldError::PeFailed { rank, message }.into(),
-            })
-        });
-        return outcome.or_else(|error| {
-            if rank == 0 {
-                return Err(error);
-            }
-            tracing::debug!(rank, %error, "stopped; PE 0 says why");
-            Ok(Exit::Failed)
-        });
+    if let Some(outcome) = pes::if_launched(&options, |pe| run_as(args, pe, out)) {
+        return outcome;
     }
     let jobs = load(args, args.pes())?;
     match args.world {
-        Some(World::Processes) => stage::launch(args.pes(), &options, invocation),
-        Some(World::Threads) | None => compute(args, &jobs, &mut Stage::Threads(options), out),
+        Some(World::Processes) => Ok(pes::launch(args.pes(), &options, invocation)?),
+        Some(World::Threads) | None => {
+            args.choice.apply(args.device == Some(Device::Cpu))?;
+            compute(args, &jobs, &mut Stage::Threads(options), out)
+        }
     }
-}
-
-/// Whether this program started this process as a PE that leaves reporting to PE 0.
-fn started_as_other_than_pe_0() -> bool {
-    std::env::var("DELTALINK_RANK").is_ok_and(|rank| rank != "0")
 }
 
 /// This process is `pe`. What can be refused is found out together and is the inner error: all PEs then end in good order,
 /// where the outer one makes the world fail.
 fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, RunCommandError>, RunCommandError> {
-    let mine = load_as(args, pe);
-    let refused = mine.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    let all = pe.all_gather("loading of the inputs", refused.as_bytes())?;
-    let jobs = match mine {
+    let jobs = match pes::agree(pe, "loading of the inputs", load_as(args, pe))? {
         Ok(jobs) => jobs,
         Err(error) => return Ok(Err(error)),
     };
-    if let Some((rank, refused)) = all.iter().enumerate().find(|(_, refused)| !refused.is_empty()) {
-        let message = String::from_utf8_lossy(refused).into_owned();
-        return Ok(Err(WorldError::PeFailed { rank, message }.into()));
-    }
     compute(args, &jobs, &mut Stage::joined(pe, args.config(), args.world_options().heap_bytes)?, out).map(Ok)
 }
 
 fn load_as(args: &Args, pe: &Pe) -> Result<Vec<Job>, RunCommandError> {
-    if args.world == Some(World::Threads) {
-        return Err(RunCommandError::ThreadsInLauncher { size: pe.size() });
-    }
-    if let Some(asked) = args.pes.filter(|&pes| pes != pe.size()) {
-        return Err(RunCommandError::LauncherSize { asked, launched: pe.size() });
-    }
+    pes::fits_launcher(pe, args.world, args.pes)?;
+    args.choice.apply(args.device == Some(Device::Cpu))?;
     load(args, pe.size())
 }
 

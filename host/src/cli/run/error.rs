@@ -1,6 +1,8 @@
 //! Why `deltalink run` has no results.
 
+use super::super::gpus::GpusError;
 use super::super::output::OutputError;
+use super::super::pes::PesError;
 use crate::error::InputError;
 use crate::file::FileError;
 use crate::heap::HeapError;
@@ -9,7 +11,7 @@ use crate::op::OpError;
 use crate::plan::PlanError;
 use crate::reference::ProblemError;
 use crate::trace::TraceError;
-use crate::world::{ExitReport, WorldError};
+use crate::world::WorldError;
 
 /// The results could not be computed or written.
 #[derive(Debug, thiserror::Error)]
@@ -35,23 +37,16 @@ pub enum RunCommandError {
         "{input}: tensor {name} has shape {found:?}, the result has {want:?}; correct the expected tensor or remove it"
     )]
     Expected { input: String, name: &'static str, found: Vec<usize>, want: Vec<usize> },
-    #[error(
-        "--pes asks for {asked} PEs, the launcher started {launched}; leave --pes out, or start as many processes (-n {asked})"
-    )]
-    LauncherSize { asked: usize, launched: usize },
-    #[error(
-        "--world threads was asked for in one of {size} processes of a launcher, each of which is a PE; \
-         leave --world out, or start the program without the launcher"
-    )]
-    ThreadsInLauncher { size: usize },
     #[error("{input}: {source}")]
     Compute { input: String, source: Box<OpError> },
     #[error(transparent)]
     Options(#[from] OpError),
     #[error(transparent)]
     World(#[from] WorldError),
-    #[error("{0}")]
-    Processes(ExitReport),
+    #[error(transparent)]
+    Pes(#[from] PesError),
+    #[error(transparent)]
+    Gpus(#[from] GpusError),
     #[error("the result that PE {rank} sent cannot be read ({reason}); start all PEs with one program")]
     Part { rank: usize, reason: String },
     #[error(transparent)]

@@ -34,7 +34,7 @@ struct Counts {
 }
 
 /// The bytes of `part`.
-pub(super) fn encode(part: &Forward) -> Vec<u8> {
+pub(in crate::cli) fn encode(part: &Forward) -> Vec<u8> {
     let r = &part.report;
     let header = Header {
         dtype: part.o.data.dtype(),
@@ -64,7 +64,7 @@ pub(super) fn encode(part: &Forward) -> Vec<u8> {
 }
 
 /// What [`encode`] was given, without [`Report::kernels`]; or why it cannot be read.
-pub(super) fn decode(bytes: &[u8]) -> Result<Forward, String> {
+pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<Forward, String> {
     let mut rest = bytes;
     let mut take = |n: usize| rest.split_off(..n).ok_or_else(|| format!("it ends after {} bytes", bytes.len()));
     let length = take(8)?.try_into().map_or(0, u64::from_le_bytes) as usize;

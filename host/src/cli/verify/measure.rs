@@ -67,47 +67,57 @@ impl Bench {
         last.get_or_insert_with(|| Bench { generated: spec.generate(), solved: None })
     }
 
-    /// Computes `case`. That it cannot be computed is a mismatch, too.
+    /// Computes `case` on PEs that are threads, and judges. That it cannot be computed is a mismatch, too.
     pub fn measure(&mut self, case: &Case, device: Device) -> Outcome {
-        match self.figures(case, device) {
-            Ok((figures, mismatches)) => Outcome { figures: Some(figures), mismatches },
-            Err(error) => Outcome { figures: None, mismatches: vec![error.to_string()] },
+        let many = self
+            .plan(case)
+            .map_err(MeasureError::from)
+            .and_then(|plan| Ok(forward(&plan, &self.generated.inputs(), &config(case, device))?));
+        self.judge(case, device, many.map_err(|error| error.to_string()))
+    }
+
+    /// The inputs of all PEs.
+    pub fn inputs(&self) -> Inputs<'_> {
+        self.generated.inputs()
+    }
+
+    /// Who holds what in `case`.
+    pub fn plan(&self, case: &Case) -> Result<Plan, PlanError> {
+        let cuts = Cuts::at(case.cuts.clone());
+        match self.generated.cu_seqlens() {
+            Some(cu_seqlens) => Plan::packed(cu_seqlens, &cuts),
+            None => Plan::batch(case.spec.b, case.spec.t, &cuts),
         }
     }
 
-    fn figures(&mut self, case: &Case, device: Device) -> Result<(Figures, Vec<String>), MeasureError> {
+    /// Compares what several PEs computed in `case`, or why they could not.
+    pub fn judge(&mut self, case: &Case, device: Device, many: Result<Whole, String>) -> Outcome {
+        let judged = many.and_then(|many| self.figures(case, device, &many).map_err(|error| error.to_string()));
+        match judged {
+            Ok((figures, mismatches)) => Outcome { figures: Some(figures), mismatches },
+            Err(error) => Outcome { figures: None, mismatches: vec![error] },
+        }
+    }
+
+    fn figures(&mut self, case: &Case, device: Device, many: &Whole) -> Result<(Figures, Vec<String>), MeasureError> {
+        let plan = self.plan(case)?;
         let inputs = self.generated.inputs();
-        let cu_seqlens = self.generated.cu_seqlens();
         if self.solved.is_none() {
-            let problem = Problem::new(&inputs, cu_seqlens)?;
+            let problem = Problem::new(&inputs, self.generated.cu_seqlens())?;
             let reference = Found::from(recurrent(&problem));
             self.solved = Some((problem, reference));
         }
         let (problem, reference) = self.solved.as_ref().expect("solved above");
-
-        let cuts = Cuts::at(case.cuts.clone());
-        let plan = match cu_seqlens {
-            Some(cu_seqlens) => Plan::packed(cu_seqlens, &cuts),
-            None => Plan::batch(case.spec.b, case.spec.t, &cuts),
-        }?;
-        let config = Config {
-            device,
-            mode: case.mode,
-            chunk: case.chunk,
-            m_wire: case.m_wire,
-            checked: case.checked,
-            ..Config::default()
-        };
-        let many = forward(&plan, &inputs, &config)?;
+        let config = config(case, device);
         let one = forward(&on_one_pe(&plan), &inputs, &config)?;
 
         let tolerance = case.allowance() * allowed(case.spec.dtype, case.regime(), &config, &plan);
         let layout = inputs.state_layout;
-        let (found, expected) = (Found::new(&many, layout), Found::new(&one, layout));
+        let (found, expected) = (Found::new(many, layout), Found::new(&one, layout));
         let mut mismatches = found.mismatches(reference, "the f64 reference", problem, tolerance);
         mismatches.extend(found.mismatches(&expected, "one PE", problem, allowed_between(tolerance)));
         if case.bitwise() {
-            mismatches.extend(differing_bytes(&many, &one));
+            mismatches.extend(differing_bytes(many, &one));
         }
         let figures = Figures {
             reference: found.against(reference),
@@ -116,6 +126,18 @@ impl Bench {
             transition_weight: transition_weight(problem, &plan.cuts).max,
         };
         Ok((figures, mismatches))
+    }
+}
+
+/// How `case` is to be computed on `device`.
+pub(super) fn config(case: &Case, device: Device) -> Config {
+    Config {
+        device,
+        mode: case.mode,
+        chunk: case.chunk,
+        m_wire: case.m_wire,
+        checked: case.checked,
+        ..Config::default()
     }
 }
 

@@ -4,12 +4,27 @@ use serde::Serialize;
 
 use super::super::judge::Pair;
 use super::super::output::{number, table};
+use super::super::pes::World;
 use super::matrix::Case;
 use super::measure::{Figures, Outcome};
+use crate::op::Device;
 use crate::tensor::Dtype;
 
 /// From here on a wrong transition M would show in the errors.
 const MATTERS: f64 = 0.1;
+
+/// What ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// What a PE was.
+    pub world: World,
+    /// What computed.
+    pub device: Device,
+    /// Processes, if PEs were processes.
+    pub processes: Option<usize>,
+    /// Cases that need more PEs than there were.
+    pub left_out: usize,
+}
 
 /// All cases; the JSON. Numbers that are not finite are `null` in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,6 +35,16 @@ pub struct Report {
     pub seed: u64,
     /// Whether all is right.
     pub passed: bool,
+    /// What a PE was.
+    pub world: World,
+    /// What computed.
+    pub device: Device,
+    /// Processes that there were; absent if PEs were threads.
+    pub processes: Option<usize>,
+    /// Numbers of PEs of the cases that ran, ascending.
+    pub pes: Vec<usize>,
+    /// Cases that were left out because they need more PEs than there were.
+    pub left_out: usize,
     /// Number of cases.
     pub cases: usize,
     /// Cases that must equal one PE bit for bit.
@@ -79,7 +104,12 @@ pub struct Failure {
 
 impl Report {
     /// Sums up. If `whole`, the cases must include some in which the transition matters.
-    pub(super) fn new(seed: u64, whole: bool, cases: &[Case], outcomes: &[Outcome]) -> Self {
+    pub(super) fn new(seed: u64, whole: bool, extent: Extent, cases: &[Case], outcomes: &[Outcome]) -> Self {
+        let Extent { world, device, processes, left_out } = extent;
+        let again = if world == World::Processes { " --world processes" } else { "" };
+        let mut pes: Vec<usize> = cases.iter().map(Case::pes).collect();
+        pes.sort_unstable();
+        pes.dedup();
         let weights: Vec<f64> =
             outcomes.iter().filter_map(|outcome| Some(outcome.figures?.transition_weight)).collect();
         let weighty = weights.iter().filter(|&&weight| weight > MATTERS).count();
@@ -91,7 +121,7 @@ impl Report {
                 case: case.number,
                 what: case.to_string(),
                 mismatches: outcome.mismatches.clone(),
-                repeat: format!("deltalink verify --seed {seed} --case {}", case.number),
+                repeat: format!("deltalink verify --seed {seed} --case {}{again}", case.number),
             })
             .collect();
         let mut complaints = Vec::new();
@@ -102,6 +132,11 @@ impl Report {
             schema: 1,
             seed,
             passed: failures.is_empty() && complaints.is_empty(),
+            world,
+            device,
+            processes,
+            pes,
+            left_out,
             cases: cases.len(),
             bitwise: cases.iter().filter(|case| case.bitwise()).count(),
             weighty,
@@ -140,6 +175,7 @@ impl Report {
             "The transition matters (weight above {MATTERS}) in {} of {} cases, at most {:.2}.\n",
             self.weighty, self.cases, self.transition_weight
         );
+        text += &self.where_it_ran();
         if self.bitwise > 0 {
             text += &format!("{} cases must equal one PE bit for bit.\n", self.bitwise);
         }
@@ -158,6 +194,20 @@ impl Report {
             0 => "\nWRONG as a whole.\n".to_owned(),
             wrong => format!("\n{wrong} of {} cases are WRONG (seed {}).\n", self.cases, self.seed),
         };
+        text
+    }
+}
+
+impl Report {
+    /// On which PEs.
+    fn where_it_ran(&self) -> String {
+        let processes = self.processes.map(|count| format!(", {count} in all")).unwrap_or_default();
+        let pes: Vec<String> = self.pes.iter().map(usize::to_string).collect();
+        let (world, device) = (self.world, self.device);
+        let mut text = format!("PEs were {world}{processes}, on {device}; cases ran on {} PEs.\n", pes.join(", "));
+        if self.left_out > 0 {
+            text += &format!("{} cases need more PEs and were left out.\n", self.left_out);
+        }
         text
     }
 }
