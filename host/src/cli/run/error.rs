@@ -37,6 +37,11 @@ pub enum RunCommandError {
         "{input}: tensor {name} has shape {found:?}, the result has {want:?}; correct the expected tensor or remove it"
     )]
     Expected { input: String, name: &'static str, found: Vec<usize>, want: Vec<usize> },
+    #[error(
+        "{input} has no tensor do, the gradient of the loss with respect to o, which --backward starts from; add it (and dht, if \
+         the loss depends on the final states), or leave --backward out"
+    )]
+    NoUpstream { input: String },
     #[error("{input}: {source}")]
     Compute { input: String, source: Box<OpError> },
     #[error(transparent)]

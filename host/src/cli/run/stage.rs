@@ -8,8 +8,9 @@ use super::input::Job;
 use super::{RunCommandError, World, parts};
 #[cfg(feature = "cuda")]
 use crate::exec::{ExecError, cuda::CudaExecutor};
+use crate::gradients::Upstream;
 use crate::inputs::Inputs;
-use crate::op::whole::{self, Share, Whole, join};
+use crate::op::whole::{self, PartBackward, Share, Whole, join, one_backward};
 use crate::op::{Config, ContextParallel, Device, Forward, OpError};
 use crate::plan::Plan;
 #[cfg(feature = "cuda")]
@@ -58,6 +59,20 @@ impl<'pe> Operation<'pe> {
             Operation::Cpu(op) => op.forward(plan, inputs),
             #[cfg(feature = "cuda")]
             Operation::Cuda { op, .. } => op.forward(plan, inputs),
+        }
+    }
+
+    /// A forward and a backward call.
+    pub fn backward(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        upstream: &Upstream<'_>,
+    ) -> Result<PartBackward, OpError> {
+        match self {
+            Operation::Cpu(op) => one_backward(op, plan, inputs, upstream),
+            #[cfg(feature = "cuda")]
+            Operation::Cuda { op, .. } => one_backward(op, plan, inputs, upstream),
         }
     }
 }
