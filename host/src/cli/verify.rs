@@ -15,6 +15,7 @@ use super::{Exit, Invocation};
 
 mod crew;
 mod cuts;
+mod gradients;
 mod matrix;
 mod measure;
 mod report;
@@ -26,7 +27,7 @@ use crate::op::{Device, OpError};
 use crate::world::{Pe, WorldError, WorldOptions};
 use crew::Crew;
 use matrix::Case;
-use measure::{Bench, Outcome};
+use measure::{Bench, How, Outcome};
 use report::Extent;
 
 /// Check the operation on generated problems: shapes, gates, steps, cuts, modes, element types.
@@ -43,6 +44,8 @@ Examples:
     deltalink verify --quick
   Everything, with other random numbers than usual:
     deltalink verify --seed 7
+  Gradients as well:
+    deltalink verify --quick --backward
   Only cases on 2 or 3 PEs:
     deltalink verify --pes 2,3
   On PEs that are processes; under a launcher, on as many as it starts and on fewer:
@@ -68,6 +71,9 @@ pub struct Args {
     #[command(flatten)]
     #[allow(missing_docs)] // documented at its type
     pub choice: GpuChoice,
+    /// Gradients as well, for random gradients of the outputs.
+    #[arg(long)]
+    pub backward: bool,
     /// Seed of everything random: the tensors, and what a case does not enumerate.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -128,16 +134,23 @@ pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result
         return Ok(pes::launch(most, &options, invocation)?);
     }
     let device = device(args)?;
+    let how = How { device, backward: args.backward };
     let progress = progress(args, &cases, true);
     let mut outcomes = Vec::with_capacity(cases.len());
     let mut bench = None;
     for case in &cases {
         progress.start(format!("{}: {}", case.group, case.spec));
-        outcomes.push(Bench::reuse(&mut bench, &case.spec).measure(case, device));
+        outcomes.push(Bench::reuse(&mut bench, &case.spec).measure(case, how));
         progress.done();
     }
     drop(progress);
-    tell(args, Extent { world: World::Threads, device, processes: None, left_out: 0 }, &cases, &outcomes, out)
+    tell(
+        args,
+        Extent { world: World::Threads, device, backward: args.backward, processes: None, left_out: 0 },
+        &cases,
+        &outcomes,
+        out,
+    )
 }
 
 /// This process is `pe`.
@@ -155,6 +168,7 @@ fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, Ver
     };
     let all = cases.len();
     cases.retain(|case| case.pes() <= pe.size());
+    let how = How { device, backward: args.backward };
     let crew = Crew::new(pe, device)?;
     let progress = progress(args, &cases, pe.rank() == 0);
     let mut outcomes = Vec::with_capacity(cases.len());
@@ -162,8 +176,8 @@ fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, Ver
     for case in &cases {
         progress.start(format!("{}: {}", case.group, case.spec));
         let bench = Bench::reuse(&mut bench, &case.spec);
-        if let Some(many) = crew.compute(case, bench)? {
-            outcomes.push(bench.judge(case, device, many));
+        if let Some(many) = crew.compute(case, how, bench)? {
+            outcomes.push(bench.judge(case, how, many));
         }
         progress.done();
     }
@@ -172,7 +186,8 @@ fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, Ver
         return Ok(Ok(Exit::Success)); // PE 0 has the outcomes
     }
     let left_out = all - cases.len();
-    let extent = Extent { world: World::Processes, device, processes: Some(pe.size()), left_out };
+    let extent =
+        Extent { world: World::Processes, device, backward: args.backward, processes: Some(pe.size()), left_out };
     Ok(tell(args, extent, &cases, &outcomes, out))
 }
 

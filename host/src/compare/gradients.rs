@@ -38,8 +38,14 @@ fn dg_floor(dtype: Dtype) -> f64 {
     }
 }
 
-/// Gradients so much smaller than the largest one count as zero: kernels cut products of decays off at 2^-100.
-const NEGLIGIBLE: f64 = 1e-24;
+/// Gradients so much smaller than the largest one count as zero: kernels cut products of decays off at 2^-100, and an operand
+/// in f16 below 2^-24 is zero.
+fn negligible(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F32 | Dtype::Bf16 => 1e-24,
+        Dtype::F16 => 1.0 / (1 << 24) as f64,
+    }
+}
 
 /// Compares `found` with the reference's `expected`, both with respect to `inputs`, of which `p` was made.
 ///
@@ -157,7 +163,7 @@ impl Floors {
         });
         let dg = dg_floor(inputs.dtype()) * terms.max(state);
         let (raw, a_log) = p.gate_steepness();
-        let others = NEGLIGIBLE * largest(&mut expected.iter().flat_map(|(_, x)| x.iter().copied()));
+        let others = negligible(inputs.dtype()) * largest(&mut expected.iter().flat_map(|(_, x)| x.iter().copied()));
         Self {
             dg,
             raw: dg * raw,

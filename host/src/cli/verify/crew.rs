@@ -1,12 +1,17 @@
 //! Cases on PEs that are processes. One world of all processes lasts; each case has a smaller one of its own, so that what
 //! fails in one case does not reach the next.
 
+use super::super::run::backward::parts as gradient_parts;
 use super::super::run::parts;
 use super::VerifyError;
+use super::gradients::Computed;
 use super::matrix::Case;
-use super::measure::{Bench, config};
-use crate::op::whole::{Share, Whole, join};
-use crate::op::{Config, ContextParallel, Device, Forward, OpError};
+use super::measure::{Bench, How, config};
+use crate::exec::Executor;
+use crate::gradients::Upstream;
+use crate::inputs::Inputs;
+use crate::op::whole::{Share, UpstreamShare, join, join_backward, one_backward};
+use crate::op::{Config, ContextParallel, Device, OpError};
 use crate::plan::Plan;
 use crate::world::{Pe, RunError, WorldOptions};
 #[cfg(feature = "cuda")]
@@ -53,7 +58,12 @@ impl<'pe> Crew<'pe> {
     ///
     /// # Errors
     /// [`VerifyError`] if the processes cannot go on.
-    pub fn compute(&self, case: &Case, bench: &Bench) -> Result<Option<Result<Whole, String>>, VerifyError> {
+    pub fn compute(
+        &self,
+        case: &Case,
+        how: How,
+        bench: &Bench,
+    ) -> Result<Option<Result<Computed, String>>, VerifyError> {
         let plan = match bench.plan(case) {
             Ok(plan) => plan,
             // The same on every PE.
@@ -64,10 +74,12 @@ impl<'pe> Crew<'pe> {
         if let Some(few) = self.pe.subset(plan.pes(), &WorldOptions::default())? {
             let outcome = few.run(|pe| {
                 let share = Share::new(&plan, pe.rank(), &inputs);
-                self.forward(pe, &plan, config(case, self.device), &share.inputs(&inputs))
+                let upstream = how.backward.then(|| UpstreamShare::new(&plan, pe.rank(), &bench.upstream()));
+                let config = config(case, self.device);
+                self.part(pe, &plan, config, &share.inputs(&inputs), upstream.as_ref().map(UpstreamShare::view))
             });
             sent = match outcome {
-                Ok(part) => [vec![COMPUTED], parts::encode(&part)].concat(),
+                Ok(part) => [vec![COMPUTED], part].concat(),
                 Err(RunError::Pe { error, .. }) => [&[FAILED], error.to_string().as_bytes()].concat(),
                 Err(error) => [&[FAILED], error.to_string().as_bytes()].concat(),
             };
@@ -77,29 +89,54 @@ impl<'pe> Crew<'pe> {
         for (rank, bytes) in all.iter().enumerate().take(plan.pes()) {
             match bytes.split_first() {
                 Some((&COMPUTED, part)) => {
-                    computed.push(parts::decode(part).map_err(|reason| VerifyError::Part { rank, reason })?);
+                    computed.push((rank, part));
                 }
                 Some((_, message)) => failed.push(format!("PE {rank}: {}", String::from_utf8_lossy(message))),
                 None => return Err(VerifyError::Part { rank, reason: "it is empty".into() }),
             }
         }
-        Ok(Some(if failed.is_empty() { Ok(join(&plan, &inputs, computed)) } else { Err(failed.join("; ")) }))
+        if !failed.is_empty() {
+            return Ok(Some(Err(failed.join("; "))));
+        }
+        let unreadable = |rank| move |reason| VerifyError::Part { rank, reason };
+        let joined: Computed = if how.backward {
+            let parts = computed.into_iter().map(|(rank, part)| gradient_parts::decode(part).map_err(unreadable(rank)));
+            join_backward(&plan, &inputs, parts.collect::<Result<_, _>>()?).into()
+        } else {
+            let parts = computed.into_iter().map(|(rank, part)| parts::decode(part).map_err(unreadable(rank)));
+            join(&plan, &inputs, parts.collect::<Result<_, _>>()?).into()
+        };
+        Ok(Some(Ok(joined)))
     }
 
-    fn forward(
+    /// What one PE computes, as bytes.
+    fn part(
         &self,
         pe: &Pe,
         plan: &Plan,
         config: Config,
-        inputs: &crate::inputs::Inputs<'_>,
-    ) -> Result<Forward, OpError> {
+        inputs: &Inputs<'_>,
+        upstream: Option<Upstream<'_>>,
+    ) -> Result<Vec<u8>, OpError> {
         #[cfg(feature = "cuda")]
         if let Some(on_gpu) = &self.gpu {
             let exec = executor(on_gpu, pe).map_err(ExecError::from)?;
-            return ContextParallel::on(pe, config, exec)?.forward(plan, inputs);
+            return one_part(ContextParallel::on(pe, config, exec)?, plan, inputs, upstream);
         }
-        ContextParallel::new(pe, config)?.forward(plan, inputs)
+        one_part(ContextParallel::new(pe, config)?, plan, inputs, upstream)
     }
+}
+
+fn one_part<X: Executor>(
+    mut op: ContextParallel<'_, X>,
+    plan: &Plan,
+    inputs: &Inputs<'_>,
+    upstream: Option<Upstream<'_>>,
+) -> Result<Vec<u8>, OpError> {
+    Ok(match upstream {
+        Some(upstream) => gradient_parts::encode(&one_backward(&mut op, plan, inputs, &upstream)?),
+        None => parts::encode(&op.forward(plan, inputs)?),
+    })
 }
 
 /// First byte of what a PE sends of a case.

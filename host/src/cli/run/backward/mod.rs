@@ -1,6 +1,6 @@
 //! `deltalink run --backward`: gradients as well, and what they are compared with.
 
-mod parts;
+pub(in crate::cli) mod parts;
 
 use std::collections::BTreeMap;
 

@@ -29,7 +29,7 @@ fn list(gradients: &Gradients) -> [Option<&Tensor>; 8] {
 }
 
 /// The bytes of `part`.
-pub(super) fn encode(part: &PartBackward) -> Vec<u8> {
+pub(in crate::cli) fn encode(part: &PartBackward) -> Vec<u8> {
     let PartBackward { forward, saved_bytes, backward } = part;
     let forward = parts::encode(forward);
     let tensors = list(&backward.gradients);
@@ -53,7 +53,7 @@ pub(super) fn encode(part: &PartBackward) -> Vec<u8> {
 }
 
 /// What [`encode`] was given, without [`Report::kernels`]; or why it cannot be read.
-pub(super) fn decode(bytes: &[u8]) -> Result<PartBackward, String> {
+pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<PartBackward, String> {
     let mut rest = bytes;
     let mut take = |n: usize| rest.split_off(..n).ok_or_else(|| format!("it ends after {} bytes", bytes.len()));
     let mut piece = || {
