@@ -17,7 +17,7 @@ use super::{Exit, Invocation};
 use crate::file::{Entry, FileError, check_writable, save};
 use crate::inputs::{Op, StateLayout};
 use crate::op::whole::Whole;
-use crate::op::{Config, Device, MWire, Mode};
+use crate::op::{Config, Device, MWire, Mode, Recompute};
 use crate::tensor::Dtype;
 use crate::trace::Trace;
 use crate::world::{Pe, RunError, WorldError, WorldOptions};
@@ -156,6 +156,7 @@ impl Args {
             chunk: self.chunk,
             m_wire: self.m_wire,
             final_state: true,
+            recompute: Recompute::All,
             checked: self.checked,
             allow_nonfinite: self.allow_nonfinite,
             workers: None,
