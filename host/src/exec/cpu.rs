@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kernels_gpu::element::DtypeCode;
-use kernels_gpu::params::Tensor as Param;
+use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::tile::host::{BlockRunner, Fault, LaunchContext};
 
-use super::{ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes};
+use super::{Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
 use crate::world::Pe;
 
@@ -78,13 +78,13 @@ impl Cpu {
     /// Runs a kernel to its end.
     fn run<K: Kernel>(&self, launch: &Launch<'_>, params: &K) -> Result<(), Fault> {
         let kernel = K::host_entry(launch.op, launch.dtype);
-        let blocks = match launch.grid {
+        let blocks = match launch.blocks.grid {
             Grid::Blocks(blocks) => blocks,
             Grid::Resident => self.workers(),
         };
         let context = LaunchContext {
             kernel: K::NAME,
-            warpgroups: launch.warpgroups,
+            warpgroups: launch.blocks.warpgroups,
             grid: blocks,
             origin: self.origin,
             checker: launch.checker,
@@ -212,6 +212,10 @@ impl Executor for Cpu {
         let object = pe.heap().alloc::<u64>(name, bytes.div_ceil(8))?;
         let addresses = (0..pe.size()).map(|rank| object.peer_addr(rank) as u64).collect();
         Ok(SymmetricBytes { addresses, owner: Box::new(object) })
+    }
+
+    fn body(&self, _: &Sizes, _: Dtype) -> Body {
+        Body::Portable
     }
 
     fn heap_bytes(&self, pe: &Pe) -> usize {

@@ -20,6 +20,11 @@ pub trait Kernel: bytemuck::Pod + Sync {
     fn host_entry(op: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self);
     /// The kernel's name in a device module.
     fn device_entry(op: Op, dtype: Dtype) -> String;
+    /// The name of the body for Hopper in a device module, for blocks of `warpgroups`: the portable one if there is no other.
+    fn hopper_entry(op: Op, warpgroups: usize) -> String {
+        let _ = warpgroups;
+        Self::device_entry(op, Dtype::Bf16)
+    }
 }
 
 /// Instantiates a kernel for the operand type of a launch.
@@ -60,6 +65,9 @@ impl Kernel for PrepParams {
     fn device_entry(op: Op, dtype: Dtype) -> String {
         format!("prep_{op}_{dtype}")
     }
+    fn hopper_entry(op: Op, _: usize) -> String {
+        format!("prep_{op}_bf16_hopper")
+    }
 }
 
 impl Kernel for ScanParams {
@@ -69,6 +77,9 @@ impl Kernel for ScanParams {
     }
     fn device_entry(_: Op, dtype: Dtype) -> String {
         format!("scan_push_{dtype}")
+    }
+    fn hopper_entry(_: Op, warpgroups: usize) -> String {
+        format!("scan_push_bf16_hopper_{}", warpgroups - 1)
     }
 }
 
@@ -148,5 +159,7 @@ pub(super) fn device_entries() -> Vec<String> {
             ScanBackParams::device_entry(Op::Kda, dtype),
         ]);
     }
+    names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::hopper_entry(op, kernels_gpu::hopper::PREP_WARPGROUPS)));
+    names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));
     names
 }

@@ -12,7 +12,7 @@ mod kernels;
 use std::any::Any;
 use std::time::{Duration, Instant};
 
-use kernels_gpu::params::Tensor as Param;
+use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::tile::host::{Checker, Fault};
 
 pub use image::{Image, Part};
@@ -151,18 +151,43 @@ pub enum Grid {
     Resident,
 }
 
+/// Which of a kernel's bodies runs: they compute the same from the same parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// The one for all devices and sizes.
+    Portable,
+    /// The one of [`kernels_gpu::hopper`].
+    Hopper,
+}
+
+/// The blocks of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// How many.
+    pub grid: Grid,
+    /// What they run.
+    pub body: Body,
+    /// Warpgroups in each.
+    pub warpgroups: usize,
+    /// Dynamic shared memory of each, in bytes.
+    pub shared_bytes: usize,
+}
+
+impl From<(Grid, usize, usize)> for Blocks {
+    /// Blocks of the portable body.
+    fn from((grid, warpgroups, shared_bytes): (Grid, usize, usize)) -> Self {
+        Blocks { grid, body: Body::Portable, warpgroups, shared_bytes }
+    }
+}
+
 /// A launch, apart from its parameters.
 pub struct Launch<'a> {
     /// Which delta rule.
     pub op: Op,
     /// Element type of the operands.
     pub dtype: Dtype,
-    /// Blocks.
-    pub grid: Grid,
-    /// Warpgroups in a block.
-    pub warpgroups: usize,
-    /// Dynamic shared memory of a block, in bytes.
-    pub shared_bytes: usize,
+    /// Its blocks.
+    pub blocks: Blocks,
     /// Checked mode, on the CPU: what must be written.
     pub checker: Option<&'a Checker>,
     /// Polled in long waits, on the CPU: whether another PE has failed.
@@ -254,6 +279,9 @@ pub trait Executor {
 
     /// Blocks that wait at the same time at most: what a sum of waits over blocks is divided by.
     fn concurrency(&self) -> usize;
+
+    /// The body of kernels for problems of these sizes and operand type.
+    fn body(&self, sizes: &Sizes, operands: Dtype) -> Body;
 
     /// Whether checked mode checks anything here.
     fn checks(&self) -> bool;

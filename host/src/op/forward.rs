@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kernels_gpu::fixup;
 use kernels_gpu::params::{FixParams, Records, ScanParams, Tensor as Param};
-use kernels_gpu::scan::{self, own_len};
+use kernels_gpu::scan::own_len;
 use kernels_gpu::tile::host::Checker;
 
 use super::channel::Channel;
@@ -13,7 +13,7 @@ use super::step::{Common, Step, TableParts, WordParts, WorkParts, optional, part
 use super::tables::HostTables;
 use super::{Forward, Mode, OpError, Recompute};
 use crate::exec::cpu::code;
-use crate::exec::{ExecError, Executor, Grid, Image, Scratch, Slot};
+use crate::exec::{Body, ExecError, Executor, Grid, Image, Scratch, Slot};
 use crate::inputs::Dims;
 use crate::tensor::{Dtype, Tensor};
 
@@ -42,9 +42,12 @@ impl Step<'_> {
         let Dims { b, t, hv, k, v, .. } = *self.dims;
         let dtype = self.inputs.dtype();
         let element = dtype.size();
-        let warpgroups = self.scan_warpgroups();
-        let tables = HostTables::new(rank, config.mode, config.chunk, hv as u32, &self.layout, warpgroups as u32);
         let sizes = self.sizes();
+        // Kept records are read by the portable kernels of the backward step.
+        let body =
+            if save && config.recompute == Recompute::States { Body::Portable } else { exec.body(&sizes, dtype) };
+        let (scan_blocks, walkers) = self.scan_blocks(body, rank.receiving().next().is_some());
+        let tables = HostTables::new(rank, config.mode, config.chunk, hv as u32, &self.layout, walkers as u32);
         let mut o = Tensor::zeros(dtype, &[b, t, hv, v]);
         let mut finals = config.final_state.then(|| Tensor::zeros(Dtype::F32, &self.state_shape(rank.ends.len())));
         let mut saved = if save { Some(self.save(exec, tables.chunks.len())?) } else { None };
@@ -116,20 +119,18 @@ impl Step<'_> {
             // Allocating may wait for what runs on the device.
             self.pe.barrier("memory for the step")?;
         }
-        common.launch(exec, self.prep_shape(tables.chunks.len()), &prep_params)?;
-        let shared = scan::shared_bytes(k, config.chunk, element, warpgroups);
-        let scan = (Grid::Resident, warpgroups, shared);
+        common.launch(exec, self.prep_blocks(body, tables.chunks.len()), &prep_params)?;
         if shares && config.mode == Mode::Exact {
             // Each scan waits for that of the PE before it.
             for turn in 0..self.pe.size() {
                 if turn == self.pe.rank() {
-                    common.launch(exec, scan, &scan_params)?;
+                    common.launch(exec, scan_blocks, &scan_params)?;
                     exec.get_image(&mut image)?;
                 }
                 self.pe.barrier("scans in turn")?;
             }
         } else {
-            common.launch(exec, scan, &scan_params)?;
+            common.launch(exec, scan_blocks, &scan_params)?;
         }
         if shares && config.mode == Mode::Overlap {
             exec.get_image(&mut image)?;

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use kernels_gpu::hopper;
 use kernels_gpu::params::{
     self, GateForm, PrepParams, Records, Sizes, Stamp, StepMode, StepStats, Tables, Tensor as Param, TraceBuffer,
 };
@@ -16,7 +17,7 @@ use super::channel::Channel;
 use super::error::ExpiredWait;
 use super::tables::HostTables;
 use super::{Config, KernelTime, Mode, OpError, Report};
-use crate::exec::{ExecError, Executor, Grid, Image, Kernel, Launch, Part, Slot};
+use crate::exec::{Blocks, Body, ExecError, Executor, Grid, Image, Kernel, Launch, Part, Slot};
 use crate::inputs::{Beta, Dims, Gate, Inputs, Op, StateLayout};
 use crate::plan::{Plan, RankPlan};
 use crate::tensor::{Dtype, TensorView};
@@ -129,12 +130,12 @@ impl<'a> Common<'a> {
     pub fn launch<X: Executor, K: Kernel>(
         &mut self,
         exec: &mut X,
-        (grid, warpgroups, shared_bytes): (Grid, usize, usize),
+        blocks: impl Into<Blocks>,
         params: &K,
     ) -> Result<(), ExecError> {
         let (op, dtype, checker, peer_failed) = (self.op, self.dtype, self.checker, self.peer_failed);
         self.launched.push(K::NAME);
-        exec.launch(&Launch { op, dtype, grid, warpgroups, shared_bytes, checker, peer_failed }, params)
+        exec.launch(&Launch { op, dtype, blocks: blocks.into(), checker, peer_failed }, params)
     }
 
     /// Checked mode: whether all that had to be written was.
@@ -177,18 +178,38 @@ impl Step<'_> {
         self.config.m_wire.resolve(self.inputs.dtype())
     }
 
-    /// Warpgroups in a block of the forward scan.
-    pub fn scan_warpgroups(&self) -> usize {
-        let element = self.inputs.dtype().size();
-        let bytes = scan::shared_bytes(self.dims.k, self.config.chunk, element, scan::WARPGROUPS);
-        if bytes <= SHARED_BYTES { scan::WARPGROUPS } else { 1 }
+    /// The forward scan's blocks, with or without columns of M, and how many column blocks each walks.
+    pub fn scan_blocks(&self, body: Body, with_m: bool) -> (Blocks, usize) {
+        let (element, grid) = (self.inputs.dtype().size(), Grid::Resident);
+        match body {
+            Body::Portable => {
+                let bytes = |n| scan::shared_bytes(self.dims.k, self.config.chunk, element, n);
+                let walkers = if bytes(scan::WARPGROUPS) <= SHARED_BYTES { scan::WARPGROUPS } else { 1 };
+                ((grid, walkers, bytes(walkers)).into(), walkers)
+            }
+            Body::Hopper => {
+                // Blocks of one column block spread over more multiprocessors, but each reads all operands of its head:
+                // with the columns of M there are enough blocks without.
+                let walkers = if with_m { 2 } else { 1 };
+                let shared_bytes = hopper::scan_shared(walkers);
+                (Blocks { grid, body, warpgroups: walkers + 1, shared_bytes }, walkers)
+            }
+        }
     }
 
-    /// Grid, warpgroups and shared memory of `prep`.
-    pub fn prep_shape(&self, chunks: usize) -> (Grid, usize, usize) {
-        let (element, per_channel) = (self.inputs.dtype().size(), self.inputs.op == Op::Kda);
-        let shared = prep::shared_bytes(self.dims.k, self.config.chunk, element, per_channel);
-        (Grid::Blocks(chunks * self.dims.hv), prep::WARPGROUPS, shared)
+    /// The blocks of `prep`.
+    pub fn prep_blocks(&self, body: Body, chunks: usize) -> Blocks {
+        let grid = Grid::Blocks(chunks * self.dims.hv);
+        match body {
+            Body::Portable => {
+                let (element, per_channel) = (self.inputs.dtype().size(), self.inputs.op == Op::Kda);
+                let shared_bytes = prep::shared_bytes(self.dims.k, self.config.chunk, element, per_channel);
+                (grid, prep::WARPGROUPS, shared_bytes).into()
+            }
+            Body::Hopper => {
+                Blocks { grid, body, warpgroups: hopper::PREP_WARPGROUPS, shared_bytes: hopper::PREP_SHARED }
+            }
+        }
     }
 
     /// Elements of the records of `chunks` chunks, and of their decays.

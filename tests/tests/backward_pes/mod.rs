@@ -186,9 +186,7 @@ impl<'a> Step<'a> {
         let launch = Launch {
             op: self.setup.inputs.op,
             dtype: self.dtype,
-            grid,
-            warpgroups,
-            shared_bytes,
+            blocks: (grid, warpgroups, shared_bytes).into(),
             checker: Some(checker),
             peer_failed: &|| false,
         };

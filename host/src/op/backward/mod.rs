@@ -28,7 +28,7 @@ use super::step::{Common, Step, TableParts, WordParts, WorkParts, optional};
 use super::tables::HostTables;
 use super::{Backward, Mode, OpError};
 use crate::exec::cpu::code;
-use crate::exec::{Executor, Grid, Image, Slot};
+use crate::exec::{Body, Executor, Grid, Image, Slot};
 use crate::gradients::Upstream;
 use crate::plan::RankPlan;
 use tables::{BackTables, state_items};
@@ -146,7 +146,7 @@ impl BackwardStep<'_> {
             step.pe.barrier("memory for the step")?;
         }
         if !memory.records_were_kept {
-            common.launch(exec, step.prep_shape(chunks), &prep_params)?;
+            common.launch(exec, step.prep_blocks(Body::Portable, chunks), &prep_params)?;
         }
         let scan = self.scan_shape(warpgroups);
         if shares && config.mode == Mode::Exact {
