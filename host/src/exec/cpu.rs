@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kernels_gpu::element::DtypeCode;
-use kernels_gpu::params::Tensor as Param;
+use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::tile::host::{BlockRunner, Fault, LaunchContext};
 
-use super::{ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes};
+use super::{Body, ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
 use crate::world::Pe;
 
@@ -178,6 +178,10 @@ impl Executor for Cpu {
         let object = pe.heap().alloc::<u64>(name, bytes.div_ceil(8))?;
         let addresses = (0..pe.size()).map(|rank| object.peer_addr(rank) as u64).collect();
         Ok(SymmetricBytes { addresses, owner: Box::new(object) })
+    }
+
+    fn body(&self, _: &Sizes, _: Dtype) -> Body {
+        Body::Portable
     }
 
     fn heap_bytes(&self, pe: &Pe) -> usize {

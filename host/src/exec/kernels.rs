@@ -3,6 +3,8 @@
 use kernels_gpu::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
 use kernels_gpu::fixup::fix_out;
 use kernels_gpu::gate::{Gdn, Kda};
+#[cfg(feature = "cuda")]
+use kernels_gpu::hopper;
 use kernels_gpu::params::{FixParams, GradParams, PrepParams, ReduceParams, ScanBackParams, ScanParams, StatesParams};
 use kernels_gpu::prep::prep;
 use kernels_gpu::scan::scan_push;
@@ -19,6 +21,11 @@ pub trait Kernel: bytemuck::Pod + Sync {
     fn host_entry(op: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self);
     /// The kernel's name in a device module.
     fn device_entry(op: Op, dtype: Dtype) -> String;
+    /// The name of the body for Hopper in a device module, for blocks of `warpgroups`.
+    fn hopper_entry(op: Op, warpgroups: usize) -> String {
+        let _ = warpgroups;
+        Self::device_entry(op, Dtype::Bf16)
+    }
 }
 
 /// Instantiates a kernel for the operand type of a launch.
@@ -59,6 +66,9 @@ impl Kernel for PrepParams {
     fn device_entry(op: Op, dtype: Dtype) -> String {
         format!("prep_{op}_{dtype}")
     }
+    fn hopper_entry(op: Op, _: usize) -> String {
+        format!("prep_{op}_bf16_hopper")
+    }
 }
 
 impl Kernel for ScanParams {
@@ -68,6 +78,9 @@ impl Kernel for ScanParams {
     }
     fn device_entry(_: Op, dtype: Dtype) -> String {
         format!("scan_push_{dtype}")
+    }
+    fn hopper_entry(_: Op, warpgroups: usize) -> String {
+        format!("scan_push_bf16_hopper_{}", warpgroups - 1)
     }
 }
 
@@ -137,5 +150,7 @@ pub(super) fn device_entries() -> Vec<String> {
             ScanBackParams::device_entry(Op::Kda, dtype),
         ]);
     }
+    names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::hopper_entry(op, hopper::PREP_WARPGROUPS)));
+    names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));
     names
 }

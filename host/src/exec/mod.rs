@@ -12,7 +12,7 @@ mod kernels;
 use std::any::Any;
 use std::time::{Duration, Instant};
 
-use kernels_gpu::params::Tensor as Param;
+use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::tile::host::{Checker, Fault};
 
 pub use image::{Image, Part};
@@ -112,6 +112,15 @@ pub enum Grid {
     Resident,
 }
 
+/// Which of a kernel's bodies runs: they compute the same from the same parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// The one for all devices and sizes.
+    Portable,
+    /// The one of [`kernels_gpu::hopper`].
+    Hopper,
+}
+
 /// A launch, apart from its parameters.
 pub struct Launch<'a> {
     /// Which delta rule.
@@ -122,6 +131,8 @@ pub struct Launch<'a> {
     pub grid: Grid,
     /// Warpgroups in a block.
     pub warpgroups: usize,
+    /// The body that runs.
+    pub body: Body,
     /// Dynamic shared memory of a block, in bytes.
     pub shared_bytes: usize,
     /// Checked mode, on the CPU: what must be written.
@@ -203,6 +214,9 @@ pub trait Executor {
 
     /// Blocks that wait at the same time at most: what a sum of waits over blocks is divided by.
     fn concurrency(&self) -> usize;
+
+    /// The body of kernels for problems of these sizes and operand type.
+    fn body(&self, sizes: &Sizes, operands: Dtype) -> Body;
 
     /// Whether checked mode checks anything here.
     fn checks(&self) -> bool;

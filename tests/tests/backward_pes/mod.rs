@@ -8,7 +8,7 @@ mod tables;
 use std::ops::Range;
 
 use deltalink::exec::cpu::Cpu;
-use deltalink::exec::{Executor, Grid, Kernel, Launch};
+use deltalink::exec::{Body, Executor, Grid, Kernel, Launch};
 use deltalink::gradients::{Gradients, Upstream};
 use deltalink::inputs::{Beta, Dims, Gate, Inputs, Op, StateLayout};
 use deltalink::reference::{Problem, segment_summary, state_at};
@@ -188,6 +188,7 @@ impl<'a> Step<'a> {
             dtype: self.dtype,
             grid,
             warpgroups,
+            body: Body::Portable,
             shared_bytes,
             checker: Some(checker),
             peer_failed: &|| false,

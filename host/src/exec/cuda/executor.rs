@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use kernels_gpu::params::Tensor as Param;
+use kernels_gpu::params::{Sizes, Tensor as Param};
 
 use super::{CudaError, DeviceBuffer, Event, Function, Gpu, Shape, Stream};
 use crate::exec::cpu::code;
-use crate::exec::{ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes};
+use crate::exec::{Body, ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes};
 use crate::heap::{DevicePool, Heap};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
 use crate::world::Pe;
@@ -171,7 +171,11 @@ impl Executor for CudaExecutor {
         let (begin, end) = (self.event()?, self.event()?);
         let (sharers, threads) = (self.sharers, (launch.warpgroups * WARPGROUP) as u32);
         let shared_bytes = launch.shared_bytes as u32;
-        let function = &self.kernels[&K::device_entry(launch.op, launch.dtype)];
+        let name = match launch.body {
+            Body::Portable => K::device_entry(launch.op, launch.dtype),
+            Body::Hopper => K::hopper_entry(launch.op, launch.warpgroups),
+        };
+        let function = &self.kernels[&name];
         let blocks = match launch.grid {
             Grid::Blocks(blocks) => blocks as u32,
             Grid::Resident => function.residency(threads, shared_bytes)?.share(sharers).max(1),
@@ -216,6 +220,12 @@ impl Executor for CudaExecutor {
         let addresses = (0..pe.size()).map(|rank| object.address(rank).ok_or(ExecError::NotReached { rank }));
         let addresses = addresses.collect::<Result<_, _>>()?;
         Ok(SymmetricBytes { addresses, owner: Box::new(object) })
+    }
+
+    fn body(&self, sizes: &Sizes, operands: Dtype) -> Body {
+        // DELTALINK_BODY=portable is for comparing the two.
+        let portable = std::env::var_os("DELTALINK_BODY").is_some_and(|body| body == "portable");
+        if kernels_gpu::hopper::fits(sizes, code(operands)) && !portable { Body::Hopper } else { Body::Portable }
     }
 
     fn heap_bytes(&self, _: &Pe) -> usize {
