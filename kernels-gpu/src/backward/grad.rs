@@ -80,6 +80,7 @@ struct Tiles<E> {
 }
 
 impl<E: OperandElement> Tiles<E> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn allocate<G: Gate>(wg: &mut Warpgroup<'_>, c: usize, slab: usize) -> Self {
         let (a, d_scores_q, d_scores_k) = (wg.shared(c, c), wg.shared(c, c), wg.shared(c, c));
         Self {
@@ -111,6 +112,7 @@ impl<E: OperandElement> Tiles<E> {
     }
 
     /// The first `width` channels of each tile that has channels.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow(&self, width: usize) -> Self {
         let [s0, s1, s2] = self.slabs;
         Self {
@@ -156,6 +158,7 @@ pub fn grad<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &GradParams) 
 }
 
 /// A', norms, beta, empty sums.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn columns<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place, t: &Tiles<E>) {
     let k = p.prep.tables.sizes.k as usize;
     wg.load(t.a, p.prep.records.a(at.chunk, at.head));
@@ -175,6 +178,7 @@ fn columns<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place
 }
 
 /// What needs columns of V only: dP, dv and its part of dbeta; returns dR v^T.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn over_values<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place, t: &Tiles<E>) -> Acc {
     let c = t.a.rows();
     let (mut d_scores, mut x) = (Acc::zeros(c, c), Acc::zeros(c, c));
@@ -213,6 +217,7 @@ fn over_values<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &GradParams, at: &P
 }
 
 /// X += dw (k exp G)^T, of one slab.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn add_d_w<G: Gate, E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &GradParams,
@@ -243,6 +248,7 @@ fn add_d_w<G: Gate, E: OperandElement>(
 }
 
 /// dN from X.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn through_the_inverse<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>, x: Acc) {
     let c = t.a.rows();
     let (left, right) = (t.values[0].columns(0, c), t.values[1].columns(0, c));
@@ -263,6 +269,7 @@ fn through_the_inverse<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>, 
 }
 
 /// One slab's gradients through the states before and after the chunk. Starts the sums of dq, dk and dg.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn around_the_chunk<G: Gate, E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &GradParams,
@@ -317,6 +324,7 @@ fn around_the_chunk<G: Gate, E: OperandElement>(
 }
 
 /// One slab's gradients through products of the chunk's tokens with each other.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn inside_the_chunk<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>) {
     let c = t.a.rows();
     let pairs = &t.pairs;
@@ -356,6 +364,7 @@ fn inside_the_chunk<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>) {
 }
 
 /// One slab's results.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn store_slab<G: Gate, E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &GradParams,
@@ -379,6 +388,7 @@ fn store_slab<G: Gate, E: OperandElement>(
 }
 
 /// What is left after the last slab: dbeta, GDN's dg, the gradient of A_log.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn finish<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place, t: &Tiles<E>) {
     wg.sync();
     if !G::PER_CHANNEL {
@@ -401,6 +411,7 @@ fn finish<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &GradParams, at
 }
 
 /// Normalised rows of k and the decays, of one slab.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn load_k_and_decay<G: Gate, E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &GradParams,
@@ -419,6 +430,7 @@ fn load_k_and_decay<G: Gate, E: OperandElement>(
 }
 
 /// Blocks of up to 64 columns of V.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn v_blocks(p: &GradParams) -> u32 {
     p.prep.tables.sizes.v.div_ceil(BLOCK_COLUMNS as u32)
 }
@@ -434,6 +446,7 @@ struct ValueColumns {
 }
 
 impl ValueColumns {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(p: &GradParams, at: &Place, block: u32) -> Self {
         let sizes = p.prep.tables.sizes;
         Self {
@@ -446,22 +459,26 @@ impl ValueColumns {
     }
 
     /// Tiles for rows of V values.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn tiles<E: OperandElement>(&self, t: &Tiles<E>) -> [Shared<E>; 2] {
         let [first, second] = t.values;
         [first.columns(0, self.columns.count), second.columns(0, self.columns.count)]
     }
 
     /// Rows of a tile for states.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn rows<E: OperandElement>(&self, tile: Shared<E>) -> Shared<E> {
         self.columns.rows(tile)
     }
 
     /// `[tokens, HV, V]`: `[len, columns]` of it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of(&self, x: &Tensor) -> Matrix {
         self.columns.values(&self.sizes, x, &self.chunk, self.head)
     }
 
     /// `[chunks, HV, V, K]`: `[columns, K]` of it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn state(&self, x: &Tensor) -> Matrix {
         self.columns.state(&self.sizes, x, self.row)
     }
