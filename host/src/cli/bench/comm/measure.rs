@@ -173,9 +173,7 @@ impl Memory {
         let launch = Launch {
             op: Op::Kda,
             dtype: Dtype::F32,
-            grid: Grid::Blocks(blocks),
-            warpgroups: WARPGROUPS,
-            shared_bytes: shared_bytes(),
+            blocks: (Grid::Blocks(blocks), WARPGROUPS, shared_bytes()).into(),
             checker: None,
             peer_failed: &peer_failed,
         };
