@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bench;
+mod doctor;
 mod files;
 mod help;
 mod processes;
