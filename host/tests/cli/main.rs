@@ -1,10 +1,13 @@
 //! The `deltalink` binary as a user meets it.
 
 mod bad_input;
+mod bench;
+mod doctor;
 mod files;
 mod help;
 mod processes;
 mod run;
+mod verify;
 
 use std::process::{Command, Output};
 
