@@ -105,3 +105,14 @@ pub unsafe fn scan_push_bf16_hopper_2(params: ScanParams) {
     let mut wg = unsafe { Warpgroup::enter() };
     hopper::scan::scan_push::<2>(&mut wg, &params);
 }
+
+/// [`hopper::fix::fix_out`].
+///
+/// # Safety
+/// As of the other entries.
+#[kernel(threads = 256)]
+pub unsafe fn fix_out_bf16_hopper(params: FixParams) {
+    // SAFETY: as in the other entries.
+    let mut wg = unsafe { Warpgroup::enter() };
+    hopper::fix::fix_out(&mut wg, &params);
+}
