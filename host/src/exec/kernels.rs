@@ -2,7 +2,7 @@
 
 use kernels_gpu::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
 use kernels_gpu::comm_bench::{CommBenchParams, comm_bench};
-use kernels_gpu::fixup::{self, fix_out};
+use kernels_gpu::fixup::fix_out;
 use kernels_gpu::gate::{Gdn, Kda};
 use kernels_gpu::params::{FixParams, GradParams, PrepParams, ReduceParams, ScanBackParams, ScanParams, StatesParams};
 use kernels_gpu::prep::prep;
@@ -163,7 +163,7 @@ pub(super) fn device_entries() -> Vec<String> {
         ]);
     }
     names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::hopper_entry(op, kernels_gpu::hopper::PREP_WARPGROUPS)));
-    names.push(FixParams::hopper_entry(Op::Kda, fixup::WARPGROUPS));
+    names.push(FixParams::hopper_entry(Op::Kda, kernels_gpu::fixup::WARPGROUPS));
     names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));
     names
 }
