@@ -4,9 +4,7 @@ use std::ffi::c_uint;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cust::sys::{CUevent, CUstream};
-
-use super::driver::{self, check, code, failure};
+use super::driver::{self, CUevent, CUstream, check, code, failure};
 use super::{CudaError, Gpu};
 
 /// A stream that waits for no other one, the default stream included.
