@@ -291,15 +291,16 @@ fn hand_over<E: OperandElement>(
     }
     let (hv, head) = (p.tables.sizes.hv, item.head);
     let all = Targets { table: p.tables.targets, first: segment.first_target, count: segment.targets, hv, head };
+    let send_row = segment.send_lane.wrapping_mul(hv).wrapping_add(head);
     if segment.targets == 0 {
         true
     } else if mode == StepMode::Bulk as u32 {
-        port.stage(wg, all, segment.send_lane * hv + head, columns.block, state)
+        port.stage(wg, all, send_row, columns.block, state)
     } else if mode == StepMode::Exact as u32 {
         // The chain: only the nearest PE after this one needs the state.
-        port.push(wg, Targets { count: 1, ..all }, columns.block, state)
+        port.push(wg, Targets { count: 1, ..all }, send_row, columns.block, state)
     } else {
-        port.push(wg, all, columns.block, state)
+        port.push(wg, all, send_row, columns.block, state)
     }
 }
 
