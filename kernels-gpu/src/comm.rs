@@ -238,7 +238,7 @@ impl Port<'_> {
                 self.count_message(wg, &message, start);
             });
         }
-        let _ = send_row;
+        let _ = send_row; // only puts need it
         true
     }
 

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use super::options::{DEVICES, DTYPES, M_WIRES, MODES, OPS, chunk, one_of};
+use super::options::{DEVICES, DTYPES, M_WIRES, MODES, OPS, TRANSPORTS, chunk, one_of};
 use super::output::{JsonTarget, emit};
 use super::progress::Progress;
 use super::{Exit, Invocation};
 use crate::file::{Entry, FileError, check_writable, save};
 use crate::inputs::{Op, StateLayout};
 use crate::op::whole::Whole;
-use crate::op::{Config, Device, MWire, Mode};
+use crate::op::{Config, Device, MWire, Mode, Transport};
 use crate::tensor::Dtype;
 use crate::trace::Trace;
 use crate::world::{Pe, RunError, WorldError, WorldOptions};
@@ -103,6 +103,9 @@ pub struct Args {
     /// Element type of the transition M on the wire; auto: f32 for f32 tensors, otherwise bf16.
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = one_of::<MWire>(M_WIRES))]
     pub m_wire: MWire,
+    /// How summaries are written into other PEs' memory; auto: by stores where that works, put: by puts with signals.
+    #[arg(long, value_name = "TRANSPORT", default_value = "auto", value_parser = one_of::<Transport>(TRANSPORTS))]
+    pub transport: Transport,
     /// Check barriers, bounds and unwritten outputs in the kernels. Slow.
     #[arg(long)]
     pub checked: bool,
@@ -155,6 +158,7 @@ impl Args {
             mode: self.mode,
             chunk: self.chunk,
             m_wire: self.m_wire,
+            transport: self.transport,
             final_state: true,
             checked: self.checked,
             allow_nonfinite: self.allow_nonfinite,

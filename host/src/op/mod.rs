@@ -18,7 +18,7 @@ use std::time::Instant;
 use kernels_gpu::params::StepStats;
 use kernels_gpu::protocol::ChannelLayout;
 
-pub use config::{Config, Device, MWire, Mode};
+pub use config::{Config, Device, MWire, Mode, Transport};
 pub use error::OpError;
 pub use report::{KernelTime, Report};
 
@@ -149,7 +149,8 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         }
         let layout = channel::layout(plan, inputs, dims, &self.config)?;
         if plan.lanes > 0 && !self.channels.contains_key(&layout) {
-            self.channels.insert(layout, Channel::new(&mut self.exec, self.pe, layout)?);
+            let channel = Channel::new(&mut self.exec, self.pe, layout, self.config.transport)?;
+            self.channels.insert(layout, channel);
         }
         let channel = if plan.lanes > 0 { self.channels.get_mut(&layout) } else { None };
         let step = step::Step { pe: self.pe, plan, inputs, dims, config: &self.config, layout };

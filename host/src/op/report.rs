@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kernels_gpu::params::{Stamp, StampKind};
 
+use crate::exec::Waits;
 use crate::trace::{Args, Event, Kind, Trace};
 
 /// How long one kernel took.
@@ -16,7 +17,7 @@ pub struct KernelTime {
 }
 
 /// Counts and times of one call on one PE.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Report {
     /// Tokens of this PE.
     pub tokens: usize,
@@ -24,7 +25,8 @@ pub struct Report {
     pub bytes_sent: u64,
     /// Messages (column blocks) sent.
     pub messages: u64,
-    /// Kernel by kernel.
+    /// Kernel by kernel; stays with the PE.
+    #[serde(skip)]
     pub kernels: Vec<KernelTime>,
     /// Time in kernels, waits not counted.
     pub compute: Duration,
@@ -36,11 +38,19 @@ pub struct Report {
     pub scratch_bytes: usize,
     /// Symmetric heap in use.
     pub heap_bytes: usize,
+    /// Most bytes of device memory held at once so far: inputs and results that were brought there, scratch, and heap.
+    pub peak_device_bytes: usize,
+    /// Where the step waited for other PEs.
+    pub waits: Waits,
 }
 
 /// The stamps that a step's kernels left, as a timeline.
-pub(super) fn timeline(rank: usize, stamps: &[Stamp], asked: u64, hv: usize) -> Trace {
-    let mut trace = Trace::new("forward", "block");
+pub(super) fn timeline(rank: usize, stamps: &[Stamp], asked: u64, hv: usize, waits: Waits) -> Trace {
+    let name = match waits {
+        Waits::Kernels => "forward",
+        Waits::Host => "forward, PEs that share a device wait on the host",
+    };
+    let mut trace = Trace::new(name, "block");
     let kept = stamps.len().min(asked as usize);
     for stamp in &stamps[..kept] {
         let (name, kind) = match stamp.kind {

@@ -8,7 +8,7 @@ use kernels_gpu::params::{
     Tensor as Param, TraceBuffer,
 };
 use kernels_gpu::prep;
-use kernels_gpu::protocol::{ChannelLayout, TrapRecord, parity};
+use kernels_gpu::protocol::{ChannelLayout, TrapRecord, Watch, parity};
 use kernels_gpu::scan::{self, own_len};
 use kernels_gpu::tile::SHARED_BYTES;
 use kernels_gpu::tile::host::Checker;
@@ -18,7 +18,7 @@ use super::error::ExpiredWait;
 use super::tables::HostTables;
 use super::{Config, Forward, KernelTime, Mode, OpError, Report};
 use crate::exec::cpu::code;
-use crate::exec::{ExecError, Executor, Grid, Image, Kernel, Launch, Part, Scratch, Slot};
+use crate::exec::{ExecError, Executor, Grid, Image, Kernel, Launch, Part, Scratch, Slot, Waits};
 use crate::inputs::{Beta, Dims, Gate, Inputs, Op, StateLayout};
 use crate::plan::{Plan, RankPlan};
 use crate::tensor::{Dtype, Tensor, TensorView};
@@ -52,6 +52,7 @@ struct Parts {
     fix_items: Part,
     payload: Part,
     words: Part,
+    ways: Part,
     epoch: Part,
     scan_ticket: Part,
     fix_ticket: Part,
@@ -70,8 +71,9 @@ impl Parts {
             targets: image.push(&tables.targets),
             scan_items: image.push(&tables.scan),
             fix_items: image.push(&tables.fix),
-            payload: image.push(channel.map_or(&[][..], Channel::payload_addresses)),
-            words: image.push(channel.map_or(&[][..], Channel::word_addresses)),
+            payload: image.push(&channel.map_or_else(Vec::new, Channel::payload_addresses)),
+            words: image.push(&channel.map_or_else(Vec::new, Channel::word_addresses)),
+            ways: image.push(channel.map_or(&[][..], Channel::ways)),
             epoch: image.push(&[channel.map_or(0, Channel::epoch)]),
             scan_ticket: image.push_zeroed::<u64>(1),
             fix_ticket: image.push_zeroed::<u64>(1),
@@ -154,7 +156,8 @@ impl Step<'_> {
             sources: parts.sources.at(base),
             targets: parts.targets.at(base),
         };
-        let device_channel = self.channel_params(&parts, base);
+        let watch = params::Array { addr: exec.watch()?, len: (size_of::<Watch>() / size_of::<u64>()) as u64 };
+        let device_channel = self.channel_params(&parts, base, watch);
         let trace = TraceBuffer { stamps: parts.stamps.at(base), cursor: parts.cursor.at(base) };
 
         let v_first = u32::from(self.inputs.state_layout == StateLayout::VFirst);
@@ -203,8 +206,9 @@ impl Step<'_> {
         let op = self.inputs.op;
         let mut common = Common { op, dtype, checker, peer_failed: &peer_failed, launched: Vec::new() };
 
-        let shares = exec.shares_device() && self.pe.size() > 1;
-        if shares {
+        let waits = exec.waits();
+        let on_host = waits == Waits::Host && self.pe.size() > 1;
+        if on_host {
             // Allocating may wait for what runs on the device.
             self.pe.barrier("memory for the step")?;
         }
@@ -212,27 +216,27 @@ impl Step<'_> {
         common.launch(exec, (Grid::Blocks(tables.chunks.len() * hv), prep::WARPGROUPS, shared), &prep_params)?;
         let shared = scan::shared_bytes(k, config.chunk, element, scan_warpgroups);
         let scan = (Grid::Resident, scan_warpgroups, shared);
-        if shares && config.mode == Mode::Exact {
+        if on_host && config.mode == Mode::Exact {
             // Each scan waits for that of the PE before it.
             for turn in 0..self.pe.size() {
                 if turn == self.pe.rank() {
                     common.launch(exec, scan, &scan_params)?;
-                    exec.get_image(&mut image)?;
+                    exec.get_image(&mut image, &peer_failed)?;
                 }
                 self.pe.barrier("scans in turn")?;
             }
         } else {
             common.launch(exec, scan, &scan_params)?;
         }
-        if shares && config.mode == Mode::Overlap {
-            exec.get_image(&mut image)?;
+        if on_host && config.mode == Mode::Overlap {
+            exec.get_image(&mut image, &peer_failed)?;
             self.pe.barrier("scans of the step")?;
         }
 
         let mut exchange = Duration::ZERO;
         if let (Mode::Bulk, Some(channel)) = (config.mode, channel) {
-            exec.get_image(&mut image)?;
-            self.check_trap(&image, &parts)?;
+            exec.get_image(&mut image, &peer_failed)?;
+            self.check_trap(exec)?;
             let start = Instant::now();
             self.exchange(exec, channel, &sizes)?;
             exchange = start.elapsed();
@@ -241,8 +245,8 @@ impl Step<'_> {
             let shared = fixup::shared_bytes(k, config.chunk, element);
             common.launch(exec, (Grid::Resident, fixup::WARPGROUPS, shared), &fix_params)?;
         }
-        exec.get_image(&mut image)?;
-        self.check_trap(&image, &parts)?;
+        exec.get_image(&mut image, &peer_failed)?;
+        self.check_trap(exec)?;
         if let Some(checker) = checker {
             checker.finish(&common.launched.join(", ")).map_err(ExecError::from)?;
         }
@@ -259,9 +263,11 @@ impl Step<'_> {
         report.compute = (total + exchange).saturating_sub(report.exposed_wait + report.slot_wait);
         report.scratch_bytes = exec.scratch_bytes();
         report.heap_bytes = exec.heap_bytes(self.pe);
+        report.peak_device_bytes = exec.peak_device_bytes(self.pe);
+        report.waits = waits;
         let trace = config.trace.then(|| {
             let asked = image.get::<u64>(parts.cursor)[0];
-            super::report::timeline(self.pe.rank(), &image.get::<Stamp>(parts.stamps), asked, hv)
+            super::report::timeline(self.pe.rank(), &image.get::<Stamp>(parts.stamps), asked, hv, waits)
         });
         Ok(Forward { o, final_state: finals, report, trace })
     }
@@ -300,13 +306,15 @@ impl Step<'_> {
         })
     }
 
-    fn channel_params(&self, parts: &Parts, base: u64) -> params::Channel {
+    fn channel_params(&self, parts: &Parts, base: u64, watch: params::Array) -> params::Channel {
         params::Channel {
             layout: self.layout,
             pad: 0,
             payload: parts.payload.at(base),
             words: parts.words.at(base),
+            ways: parts.ways.at(base),
             trap: parts.trap.at(base),
+            watch,
             stats: parts.stats.at(base),
             epoch: parts.epoch.at(base),
             timeout_ns: self.pe.timeout().as_nanos() as u64,
@@ -385,14 +393,15 @@ impl Step<'_> {
             for (i, &source) in receive.from.iter().enumerate() {
                 let sending = self.plan.ranks[source].sending().find(|(s, _)| s.seq == segment.seq);
                 let (_, send) = sending.expect("a plan's sends mirror its receives");
+                let rank = source;
+                let theirs = channel.payload_of(rank).ok_or(ExecError::NotReached { rank })?;
+                let mine = channel.payload_of(own).ok_or(ExecError::NotReached { rank: own })?;
                 let blocks = if i == 0 { layout.s_blocks() } else { layout.blocks() };
                 for head in 0..hv {
                     for block in 0..blocks {
                         let from = layout.slot(source as u32, parity, send.lane as u32 * hv + head, block);
                         let to = layout.slot(source as u32, parity, receive.lane as u32 * hv + head, block);
-                        let addresses = channel.payload_addresses();
-                        let (to, bytes) = (addresses[own] + to.offset as u64, from.bytes);
-                        let from = addresses[source] + from.offset as u64;
+                        let (to, from, bytes) = (mine + to.offset as u64, theirs + from.offset as u64, from.bytes);
                         // SAFETY: both slots lie inside the payload, which every PE has allocated with this layout. The
                         // barrier came after the scan that wrote the source, which is not written again before this
                         // PE's ack; nothing else touches the destination until then.
@@ -405,8 +414,8 @@ impl Step<'_> {
     }
 
     /// The error of a wait that expired in a kernel; another PE's failure, if that was the reason.
-    fn check_trap(&self, image: &Image, parts: &Parts) -> Result<(), OpError> {
-        let trap: TrapRecord = image.get(parts.trap)[0];
+    fn check_trap<X: Executor>(&self, exec: &X) -> Result<(), OpError> {
+        let trap = exec.trap();
         if trap.state == TrapRecord::CLEAR {
             return Ok(());
         }

@@ -7,18 +7,21 @@
 //! Every call makes the GPU's primary context current on the calling thread first, so that handles may be used from any
 //! thread and beside PyTorch. Memory comes from `cuMemAlloc`; a GPU's handles count what they hold.
 
+mod buffers;
 mod driver;
 mod error;
 mod executor;
 mod gpu;
+mod kernels;
 mod launch;
 mod memory;
 mod module;
 mod stream;
 
 pub use error::{CudaError, Failure};
-pub use executor::CudaExecutor;
+pub use executor::{CudaExecutor, Sharing};
 pub use gpu::{Deferral, Gpu, MemoryUse, Properties, choose_device};
+pub use kernels::Kernels;
 pub use launch::{Residency, Shape};
 pub use memory::{DeviceBuffer, HostBuffer};
 pub use module::{Attributes, Function, Module};

@@ -69,6 +69,27 @@ impl Stream {
         self.done("cuStreamSynchronize", unsafe { driver::cuStreamSynchronize(self.raw) })
     }
 
+    /// As [`synchronize`](Self::synchronize), but `meanwhile` is called again and again until then, at first without pauses
+    /// and later every 50 us or so.
+    ///
+    /// # Errors
+    /// As [`synchronize`](Self::synchronize).
+    pub fn synchronize_with(&self, mut meanwhile: impl FnMut()) -> Result<(), CudaError> {
+        const SPINS: u32 = 1000;
+        let mut polls = 0;
+        while !self.is_done()? {
+            meanwhile();
+            match polls {
+                SPINS => std::thread::sleep(Duration::from_micros(50)),
+                _ => {
+                    polls += 1;
+                    std::thread::yield_now();
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Whether all its work is done.
     ///
     /// # Errors
