@@ -27,13 +27,16 @@ mod error;
 mod input;
 mod parts;
 mod report;
+mod soak;
 mod stage;
 
 use check::Verdict;
 pub use error::RunCommandError;
 pub use report::{PeReport, Report};
+pub use soak::SoakReport;
 
 use input::Job;
+use soak::Soak;
 use stage::Stage;
 
 /// Compute inputs on several PEs, check the results, and show what communication cost.
@@ -118,6 +121,15 @@ pub struct Args {
     /// Write the timeline of all PEs (Chrome trace JSON), several inputs one after the other.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Compute each input this many times and compare every result with the first, bit for bit.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeat: u32,
+    /// Let random PEs wait up to this long before each computation.
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
+    pub jitter: u64,
+    /// Seed of these delays.
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub seed: u64,
     /// Longest time to wait for another PE.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,
@@ -171,6 +183,10 @@ impl Args {
         WorldOptions { heap_bytes: (self.heap_mib as usize) << 20, timeout: Duration::from_secs(self.timeout) }
     }
 
+    fn soak(&self) -> Soak {
+        Soak { repeat: self.repeat as usize, jitter: Duration::from_micros(self.jitter), seed: self.seed }
+    }
+
     /// Number of PEs where no launcher says it.
     fn pes(&self) -> usize {
         self.pes.or(self.cuts.as_ref().map(|cuts| cuts.len() + 1)).unwrap_or(4)
@@ -216,7 +232,7 @@ pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result
     let jobs = load(args, args.pes())?;
     match args.world {
         Some(World::Processes) => stage::launch(args.pes(), &options, invocation),
-        Some(World::Threads) | None => compute(args, &jobs, &mut Stage::Threads(options), out),
+        Some(World::Threads) | None => compute(args, &jobs, Stage::Threads(options), out),
     }
 }
 
@@ -239,7 +255,7 @@ fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, Run
         let message = String::from_utf8_lossy(refused).into_owned();
         return Ok(Err(WorldError::PeFailed { rank, message }.into()));
     }
-    compute(args, &jobs, &mut Stage::joined(pe, args.config(), args.world_options().heap_bytes)?, out).map(Ok)
+    compute(args, &jobs, Stage::joined(pe, args.config(), args.world_options().heap_bytes)?, out).map(Ok)
 }
 
 fn load_as(args: &Args, pe: &Pe) -> Result<Vec<Job>, RunCommandError> {
@@ -265,25 +281,44 @@ fn load(args: &Args, pes: usize) -> Result<Vec<Job>, RunCommandError> {
 }
 
 /// Computes all inputs; then the PE that has the results checks and reports them.
-fn compute(args: &Args, jobs: &[Job], stage: &mut Stage<'_>, out: &mut impl Write) -> Result<Exit, RunCommandError> {
-    let config = args.config();
-    let visible = stage.reports() && args.json != Some(JsonTarget::Stdout);
+fn compute(args: &Args, jobs: &[Job], mut stage: Stage<'_>, out: &mut impl Write) -> Result<Exit, RunCommandError> {
+    let (config, soak) = (args.config(), args.soak());
+    let (world, visible) = (stage.world(), stage.reports() && args.json != Some(JsonTarget::Stdout));
     // One step to compute an input and three to check it.
     let progress = Progress::new(jobs.len() * 4, visible);
-    let mut results = Vec::new();
-    for job in jobs {
-        progress.start(format!("{}: computing on {} PEs", job.name, job.plan.pes()));
-        results.push(stage.forward(job, &config)?);
-        progress.done();
-    }
-    let Some(results) = results.into_iter().collect::<Option<Vec<Whole>>>() else {
+    let mut compute_all = || -> Result<Vec<_>, RunCommandError> {
+        let one = |job: &Job| {
+            progress.start(format!("{}: computing on {} PEs", job.name, job.plan.pes()));
+            let result = stage.forward(job, &config, &soak);
+            progress.done();
+            result
+        };
+        jobs.iter().map(one).collect()
+    };
+    let results = match compute_all() {
+        Ok(results) => results,
+        Err(error) => {
+            stage.abandon();
+            return Err(error);
+        }
+    };
+    // Now, since checking takes long and other PEs do not wait for it.
+    stage.close()?;
+    let Some(results) = results.into_iter().collect::<Option<Vec<_>>>() else {
         return Ok(Exit::Success); // PE 0 has them
     };
+    let (results, outcomes): (Vec<Whole>, Vec<_>) = results.into_iter().unzip();
 
     let mut reports = Vec::new();
-    for (job, whole) in jobs.iter().zip(&results) {
-        let verdict = check::check(job, whole, &config, &progress)?;
-        reports.push(Report::new(job, whole, &config, stage.world(), verdict));
+    for ((job, whole), outcomes) in jobs.iter().zip(&results).zip(&outcomes) {
+        let mut verdict = check::check(job, whole, &config, &progress)?;
+        let (soaked, differences) = soak.report(outcomes);
+        if !differences.is_empty() {
+            // Equal inputs give equal results also where values are not finite.
+            verdict.mismatches.get_or_insert_default().extend(differences);
+        }
+        let soaked = (soak.repeat > 1).then_some(soaked);
+        reports.push(Report::new(job, whole, &config, world, verdict, soaked));
     }
     drop(progress);
     if let Some(path) = &args.output {

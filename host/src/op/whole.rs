@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+#[cfg(feature = "cuda")]
+use super::Transport;
 use super::{Config, ContextParallel, Device, Forward, OpError, Report};
 use crate::exec::Executor;
 use crate::inputs::{Beta, Gate, Inputs, StateLayout};
@@ -111,63 +113,85 @@ pub fn check_whole(plan: &Plan, whole: &Inputs<'_>, config: &Config) -> Result<(
 /// # Errors
 /// [`OpError`], of the inputs or of the PE that failed first.
 pub fn forward(plan: &Plan, whole: &Inputs<'_>, config: &Config, options: &WorldOptions) -> Result<Whole, OpError> {
+    Ok(join(plan, whole, forward_by(plan, whole, config, options, |_, step| step())?))
+}
+
+/// As [`forward`], with what each PE does in the caller's hands: `body` gets its PE and what computes that PE's share, which
+/// may be called again and again, by all PEs alike. Returns what it returned, by rank.
+///
+/// # Errors
+/// [`OpError`], of the inputs or of the PE that failed first.
+pub fn forward_by<T: Send>(
+    plan: &Plan,
+    whole: &Inputs<'_>,
+    config: &Config,
+    options: &WorldOptions,
+    body: impl Fn(&Pe, &mut dyn FnMut() -> Result<Forward, OpError>) -> Result<T, OpError> + Sync,
+) -> Result<Vec<T>, OpError> {
     check_whole(plan, whole, config)?;
     let origin = Instant::now();
     let parts = match config.device {
         Device::Cpu => run_threads(plan.pes(), options, |pe| {
             let op = ContextParallel::new(pe, config.clone())?;
-            one_pe(op, pe, plan, whole, origin)
+            one_pe(op, pe, plan, whole, origin, &body)
         }),
         #[cfg(feature = "cuda")]
-        Device::Cuda => on_gpus(plan, whole, config, options, origin),
+        Device::Cuda => on_gpus(plan, whole, config, options, origin, &body),
         #[cfg(not(feature = "cuda"))]
         Device::Cuda => return Err(OpError::NoCuda),
     };
-    let parts = parts.map_err(|error| match error {
+    parts.map_err(|error| match error {
         RunError::World(error) => OpError::World(error),
         RunError::Pe { error, .. } => error,
         RunError::Panic { rank, message } => OpError::World(crate::world::WorldError::PeFailed { rank, message }),
-    })?;
-    Ok(join(plan, whole, parts))
+    })
 }
 
 /// The share of one PE.
-fn one_pe<X: Executor>(
+fn one_pe<X: Executor, T>(
     mut op: ContextParallel<'_, X>,
     pe: &Pe,
     plan: &Plan,
     whole: &Inputs<'_>,
     origin: Instant,
-) -> Result<Forward, OpError> {
+    body: &impl Fn(&Pe, &mut dyn FnMut() -> Result<Forward, OpError>) -> Result<T, OpError>,
+) -> Result<T, OpError> {
     let share = Share::new(plan, pe.rank(), whole);
     op.set_clock_origin(origin);
-    op.forward(plan, &share.inputs(whole))
+    let inputs = share.inputs(whole);
+    body(pe, &mut || op.forward(plan, &inputs))
 }
 
 /// On all GPUs of this machine, PEs dealt out to them in turn.
 #[cfg(feature = "cuda")]
-fn on_gpus(
+fn on_gpus<T: Send>(
     plan: &Plan,
     whole: &Inputs<'_>,
     config: &Config,
     options: &WorldOptions,
     origin: Instant,
-) -> Result<Vec<Forward>, RunError<OpError>> {
-    use crate::exec::cuda::{CudaExecutor, Gpu};
+    body: &(impl Fn(&Pe, &mut dyn FnMut() -> Result<Forward, OpError>) -> Result<T, OpError> + Sync),
+) -> Result<Vec<T>, RunError<OpError>> {
+    use crate::exec::ExecError;
+    use crate::exec::cuda::{CudaError, CudaExecutor, Gpu, Kernels, Sharing};
     use crate::world::virtual_pes::run_virtual_pes;
 
     let failed = |error: OpError| RunError::Pe { rank: 0, error };
-    let gpus = || -> Result<Vec<Gpu>, crate::exec::cuda::CudaError> { (0..Gpu::count()?).map(Gpu::open).collect() };
-    let gpus = gpus().map_err(|error| failed(crate::exec::ExecError::from(error).into()))?;
+    let gpus = || -> Result<Vec<Gpu>, CudaError> { (0..Gpu::count()?).map(Gpu::open).collect() };
+    let gpus = gpus().map_err(|error| failed(ExecError::from(error).into()))?;
+    if config.transport == Transport::Put && plan.pes() > 1 {
+        return Err(failed(ExecError::PutsOfThreads.into()));
+    }
     let dims = whole.dims().map_err(|error| failed(error.into()))?;
     let layout = super::channel::layout(plan, whole, &dims, config).map_err(failed)?;
     let pool_bytes = super::channel::heap_bytes(&layout);
+    // The same on all PEs, also where the last round of dealing leaves GPUs out: they must agree on whether they share.
+    let sharing = Sharing { pes: plan.pes().div_ceil(gpus.len()), concurrent: false };
     run_virtual_pes(plan.pes(), &gpus, options, pool_bytes, |virtual_pe| {
-        // The same on all PEs, also where the last round of dealing leaves GPUs out: they must agree on whether they share.
-        let exec = CudaExecutor::new(virtual_pe.gpu, virtual_pe.heap.clone(), plan.pes().div_ceil(gpus.len()));
-        let exec = exec.map_err(crate::exec::ExecError::from)?;
-        let op = ContextParallel::on(virtual_pe.pe, config.clone(), exec)?;
-        one_pe(op, virtual_pe.pe, plan, whole, origin)
+        let kernels = Kernels::direct(virtual_pe.gpu).map_err(ExecError::from)?;
+        let exec = CudaExecutor::new(virtual_pe.gpu, kernels, virtual_pe.heap.clone(), sharing);
+        let op = ContextParallel::on(virtual_pe.pe, config.clone(), exec.map_err(ExecError::from)?)?;
+        one_pe(op, virtual_pe.pe, plan, whole, origin, body)
     })
 }
 
