@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::ffi::c_int;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
@@ -11,10 +12,19 @@ use cust::device::Device;
 use super::driver::{self, CUcontext, CUuuid, check, checked, code, device_attribute, failure};
 use super::error::CudaError;
 
-/// What the driver is started with unless the environment says otherwise. With the usual 8 connections, kernels of different
-/// PEs in one process share queues, and one that waits for another holds it up; kernels that are loaded when they are first
-/// launched wait for all that run, and those may wait for a PE that has yet to launch.
-const DRIVER_SETTINGS: [(&str, &str); 2] = [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_MODULE_LOADING", "EAGER")];
+/// Loads all kernels with their module. Those that are loaded when they are first launched wait for all that run, and these
+/// may wait for a PE that has yet to launch.
+const LOADING: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
+/// Lets each stream have a queue of its own. With the usual 8, kernels of PEs that are threads share queues, and one that waits
+/// for another holds it up. Not under MPS, where PEs are processes with queues of their own, and these come out of one budget
+/// for all clients of a GPU: four of them with 32 each are too many for an H200.
+const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+
+/// Whether an MPS server's control pipe is where this process looks for it.
+pub(crate) fn mps_is_running() -> bool {
+    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_else(|| "/tmp/nvidia-mps".into());
+    Path::new(&folder).join("control").exists()
+}
 
 /// What a GPU is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,8 +151,8 @@ pub fn choose_device(local_rank: usize, gpus: usize) -> usize {
 }
 
 impl Gpu {
-    /// Number of GPUs. The first call in a process starts the driver, with `CUDA_DEVICE_MAX_CONNECTIONS=32` and
-    /// `CUDA_MODULE_LOADING=EAGER` unless those are set. Make it before the program has threads that read the environment
+    /// Number of GPUs. The first call in a process starts the driver, with `CUDA_MODULE_LOADING=EAGER` and, except under MPS,
+    /// `CUDA_DEVICE_MAX_CONNECTIONS=32`, unless those are set. Make it before the program has threads that read the environment
     /// other than through `std::env`.
     ///
     /// # Errors
@@ -151,7 +161,9 @@ impl Gpu {
     pub fn count() -> Result<usize, CudaError> {
         static SETTINGS: Once = Once::new();
         SETTINGS.call_once(|| {
-            for (name, value) in DRIVER_SETTINGS.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
+            let connections = (!mps_is_running()).then_some(CONNECTIONS);
+            let settings = connections.into_iter().chain([LOADING]);
+            for (name, value) in settings.filter(|(name, _)| std::env::var_os(name).is_none()) {
                 // SAFETY: the driver has not started, so it reads nothing now; other readers are excluded as documented.
                 unsafe { std::env::set_var(name, value) };
             }

@@ -20,6 +20,7 @@ mod stream;
 
 pub use error::{CudaError, Failure};
 pub use executor::{CudaExecutor, Sharing};
+pub(crate) use gpu::mps_is_running;
 pub use gpu::{Deferral, Gpu, MemoryUse, Properties, choose_device};
 pub use kernels::Kernels;
 pub use launch::{Residency, Shape};

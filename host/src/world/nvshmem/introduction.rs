@@ -1,13 +1,12 @@
 //! What the PEs tell each other before NVSHMEM starts: whether their libraries fit, and who shares a GPU.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use nvshmem_sys::Library;
 use serde::{Deserialize, Serialize};
 
 use super::NvshmemError;
-use crate::exec::cuda::{Gpu, Sharing};
+use crate::exec::cuda::{Gpu, Sharing, mps_is_running};
 use crate::world::Pe;
 
 /// What a PE tells.
@@ -82,12 +81,6 @@ fn warnings(all: &[Introduction]) -> Vec<String> {
             )
         })
         .collect()
-}
-
-/// Whether an MPS server's control pipe is where this process would look for it.
-fn mps_is_running() -> bool {
-    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_else(|| "/tmp/nvidia-mps".into());
-    Path::new(&folder).join("control").exists()
 }
 
 #[cfg(test)]
