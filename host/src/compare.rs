@@ -1,10 +1,14 @@
 //! How far a result is from what it should be, and how far it may be.
 
+mod gradients;
+
 use std::fmt;
 
 use crate::file::InputFile;
 use crate::inputs::unravel;
 use crate::tensor::Dtype;
+
+pub use gradients::{GRADIENT_MEDIAN_F32, gradient_tolerance, gradients, gradients_against_file};
 
 /// Distance of a result from what was expected.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,6 +1,8 @@
 //! What the backward pass gets from later layers and what it returns.
 
-use crate::tensor::{Tensor, TensorView};
+use crate::error::InputError;
+use crate::inputs::{Beta, Dims, Gate, Inputs, StateLayout};
+use crate::tensor::{Dtype, Tensor, TensorView};
 
 /// Upstream gradients: of a scalar loss L with respect to the results of the forward pass. Of the whole batch, or of what
 /// one PE holds of it.
@@ -13,26 +15,147 @@ pub struct Upstream<'a> {
     pub d_final_state: Option<TensorView<'a>>,
 }
 
+impl Upstream<'_> {
+    /// Checks the shapes against the sizes of the inputs and the layout and number (`rows`) of the final states, and that
+    /// `d_final_state` is f32. The element type of `d_o` is left to the caller.
+    ///
+    /// # Errors
+    /// [`InputError`], which names the tensor (`do` or `dht`), what was found and what is needed.
+    pub fn check(&self, dims: &Dims, layout: StateLayout, rows: usize) -> Result<(), InputError> {
+        let Dims { b, t, hv, k, v, .. } = *dims;
+        expect_shape("do", &self.d_o, [b, t, hv, v])?;
+        let Some(dht) = &self.d_final_state else { return Ok(()) };
+        let want = match layout {
+            StateLayout::KFirst => [rows, hv, k, v],
+            StateLayout::VFirst => [rows, hv, v, k],
+        };
+        expect_shape("dht", dht, want)?;
+        if dht.dtype() != Dtype::F32 {
+            return Err(InputError::Dtype { name: "dht", found: dht.dtype(), want: Dtype::F32.to_string() });
+        }
+        Ok(())
+    }
+}
+
+fn expect_shape(name: &'static str, x: &TensorView<'_>, want: [usize; 4]) -> Result<(), InputError> {
+    if x.shape().len() != want.len() {
+        return Err(InputError::Rank { name, shape: x.shape().to_vec(), want: want.len() });
+    }
+    if x.shape() != want {
+        return Err(InputError::Shape { name, shape: x.shape().to_vec(), want: want.to_vec() });
+    }
+    Ok(())
+}
+
 /// Gradients with respect to everything that [`crate::inputs::Inputs`] holds, each in the shape of its input.
 ///
 /// Gradients of tensors that are read as they stand (raw q and k where the rows are normalised, gate inputs, logits of beta)
-/// are those of the tensors as given. Element types: `dq`, `dk`, `dv` as their inputs, everything else f32.
-#[derive(Clone, Debug)]
-pub struct Gradients {
+/// are those of the tensors as given. Element types: `dq`, `dk`, `dv` as their inputs, everything else f32. The f64 reference
+/// has plain vectors (`Gradients<Vec<f64>>`) of the same shapes and layouts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients<T = Tensor> {
     /// `[B,T,H,K]`, summed over the value heads of a group.
-    pub dq: Tensor,
+    pub dq: T,
     /// `[B,T,H,K]`, summed over the value heads of a group.
-    pub dk: Tensor,
+    pub dk: T,
     /// `[B,T,HV,V]`.
-    pub dv: Tensor,
+    pub dv: T,
     /// Of g itself, or of the raw gate input; f32 `[B,T,HV,K]` (KDA) or `[B,T,HV]` (GDN).
-    pub dg: Tensor,
+    pub dg: T,
     /// Of beta itself, or of its logits; f32 `[B,T,HV]`.
-    pub dbeta: Tensor,
+    pub dbeta: T,
     /// f32 `[HV]`, if the gate has `A_log`. On a PE: this PE's share of the sum over tokens.
-    pub da_log: Option<Tensor>,
+    pub da_log: Option<T>,
     /// f32, shape of `dt_bias`, if the gate has one. On a PE: this PE's share of the sum over tokens.
-    pub ddt_bias: Option<Tensor>,
+    pub ddt_bias: Option<T>,
     /// f32, shape and layout of the initial states, if there are any.
-    pub d_initial_state: Option<Tensor>,
+    pub d_initial_state: Option<T>,
+}
+
+impl<T> Gradients<T> {
+    /// Every gradient under its name in files: `dq`, `dk`, `dv`, `dg` (`dg_raw` of a gate's raw input), `dbeta`
+    /// (`dbeta_logits` of logits), `dA_log`, `ddt_bias`, `dh0`.
+    pub fn named(&self, inputs: &Inputs<'_>) -> Vec<(&'static str, &T)> {
+        let dg = match inputs.gate {
+            Gate::Given(_) => "dg",
+            Gate::Softplus { .. } | Gate::LowerBound { .. } => "dg_raw",
+        };
+        let dbeta = match inputs.beta {
+            Beta::Given(_) => "dbeta",
+            Beta::Logits { .. } => "dbeta_logits",
+        };
+        let always = [("dq", &self.dq), ("dk", &self.dk), ("dv", &self.dv), (dg, &self.dg), (dbeta, &self.dbeta)];
+        let optional = [("dA_log", &self.da_log), ("ddt_bias", &self.ddt_bias), ("dh0", &self.d_initial_state)];
+        let present = optional.into_iter().filter_map(|(name, x)| x.as_ref().map(|x| (name, x)));
+        always.into_iter().chain(present).collect()
+    }
+
+    /// The same gradients, each passed through `f`.
+    pub fn map<U>(&self, mut f: impl FnMut(&T) -> U) -> Gradients<U> {
+        Gradients {
+            dq: f(&self.dq),
+            dk: f(&self.dk),
+            dv: f(&self.dv),
+            dg: f(&self.dg),
+            dbeta: f(&self.dbeta),
+            da_log: self.da_log.as_ref().map(&mut f),
+            ddt_bias: self.ddt_bias.as_ref().map(&mut f),
+            d_initial_state: self.d_initial_state.as_ref().map(&mut f),
+        }
+    }
+}
+
+impl Gradients<Vec<usize>> {
+    /// The shapes of the gradients with respect to `inputs`, those of the inputs themselves.
+    pub fn shapes(inputs: &Inputs<'_>) -> Self {
+        let shape = |x: &TensorView<'_>| x.shape().to_vec();
+        let (g, a_log, dt_bias) = match &inputs.gate {
+            Gate::Given(g) => (g, None, None),
+            Gate::Softplus { raw, a_log, dt_bias } => (raw, Some(a_log), dt_bias.as_ref()),
+            Gate::LowerBound { raw, a_log, dt_bias, .. } => (raw, a_log.as_ref(), dt_bias.as_ref()),
+        };
+        let (Beta::Given(beta) | Beta::Logits { logits: beta, .. }) = &inputs.beta;
+        Self {
+            dq: shape(&inputs.q),
+            dk: shape(&inputs.k),
+            dv: shape(&inputs.v),
+            dg: shape(g),
+            dbeta: shape(beta),
+            da_log: a_log.map(shape),
+            ddt_bias: dt_bias.map(shape),
+            d_initial_state: inputs.initial_state.as_ref().map(shape),
+        }
+    }
+}
+
+impl Gradients {
+    /// All elements widened to f64.
+    pub fn to_f64(&self) -> Gradients<Vec<f64>> {
+        self.map(|tensor| tensor.data.to_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upstream_gradients_must_fit_the_results() {
+        let dims = Dims { b: 1, t: 3, h: 1, hv: 2, k: 16, v: 32 };
+        let (d_o, dht) = (Tensor::zeros(Dtype::F32, &[1, 3, 2, 32]), Tensor::zeros(Dtype::F32, &[4, 2, 16, 32]));
+        let upstream = Upstream { d_o: d_o.view(), d_final_state: Some(dht.view()) };
+        assert_eq!(upstream.check(&dims, StateLayout::KFirst, 4), Ok(()));
+        for (layout, rows, want) in
+            [(StateLayout::VFirst, 4, vec![4, 2, 32, 16]), (StateLayout::KFirst, 3, vec![3, 2, 16, 32])]
+        {
+            let error = upstream.check(&dims, layout, rows).unwrap_err();
+            assert_eq!(error, InputError::Shape { name: "dht", shape: vec![4, 2, 16, 32], want });
+        }
+        let half = dht.to_dtype(Dtype::Bf16);
+        let error = Upstream { d_final_state: Some(half.view()), ..upstream.clone() };
+        let error = error.check(&dims, StateLayout::KFirst, 4).unwrap_err();
+        assert_eq!(error, InputError::Dtype { name: "dht", found: Dtype::Bf16, want: "f32".into() });
+        let longer = Upstream { d_final_state: None, ..upstream }.check(&Dims { t: 4, ..dims }, StateLayout::KFirst, 4);
+        assert!(matches!(longer, Err(InputError::Shape { name: "do", .. })), "{longer:?}");
+    }
 }

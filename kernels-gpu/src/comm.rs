@@ -130,20 +130,24 @@ impl Medium for Link<'_, '_> {
 
 impl Port<'_> {
     /// The epoch of this step.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn epoch(&self, wg: &Warpgroup<'_>) -> u64 {
         wg.read(self.channel.epoch, 0)
     }
 
     /// Whether some block of this PE has given up waiting.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn trapped(&self, wg: &Warpgroup<'_>) -> bool {
         wg.word(self.trap_state(), 0).load(Ordering::Relaxed) != TrapRecord::CLEAR
     }
 
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn trap_state(&self) -> Array {
         Array { addr: self.channel.trap.addr, len: 1 }
     }
 
     /// Leaves `expired` for the host, unless an earlier one is there.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn trap(&self, wg: &Warpgroup<'_>, expired: Expired) {
         let state = wg.word(self.trap_state(), 0);
         // Relaxed claim: it only elects a writer. The release store below publishes the record.
@@ -165,6 +169,7 @@ impl Port<'_> {
     }
 
     /// Runs a wait of the protocol on one thread: counts and stamps its time, and traps if it expired.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn wait<T>(
         &self,
         wg: &mut Warpgroup<'_>,
@@ -188,6 +193,7 @@ impl Port<'_> {
     }
 
     /// The slot of `message` as a matrix `[columns, K]` in the payload memory of `pe`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slot(&self, wg: &Warpgroup<'_>, pe: u32, message: &Message) -> Matrix {
         let layout = &self.channel.layout;
         let slot = message.slot(layout);
@@ -198,6 +204,7 @@ impl Port<'_> {
     }
 
     /// Waits until the slot of `message` may be written; nothing if it did not become free in time.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn free_slot(&self, wg: &mut Warpgroup<'_>, message: Message) -> Option<Writable> {
         let layout = &self.channel.layout;
         wg.elect(|wg| {
@@ -209,6 +216,7 @@ impl Port<'_> {
 
     /// Sends `tile`, block `block`, to every target: waits for the slot, stores, signals. False if a slot did not
     /// become free in time. What cannot be stored is put, out of this PE's own slot of `send_row`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn push<E: OperandElement>(
         &self,
         wg: &mut Warpgroup<'_>,
@@ -244,6 +252,7 @@ impl Port<'_> {
 
     /// Bulk mode: leaves `tile` in this PE's own slot of `send_row`, from which the host's exchange takes it,
     /// once every target has read what it got before. False if one did not in time.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn stage<E: OperandElement>(
         &self,
         wg: &mut Warpgroup<'_>,
@@ -268,11 +277,13 @@ impl Port<'_> {
     }
 
     /// The slot of this PE's own out of which `block` leaves, where it is not stored at its destination.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn staged(&self, wg: &Warpgroup<'_>, send_row: u32, block: u32) -> Message {
         let pe = self.channel.pe;
         Message { source: pe, dest: pe, row: send_row, block, epoch: self.epoch(wg) }
     }
 
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn count_message(&self, wg: &Warpgroup<'_>, message: &Message, start: u64) {
         let bytes = self.channel.layout.block_bytes(message.block) as u64;
         wg.word(self.channel.stats, BYTES_SENT).fetch_add(bytes, Ordering::Relaxed);
@@ -281,6 +292,7 @@ impl Port<'_> {
     }
 
     /// Waits for block `block` of row `row` from `source`. False if it did not arrive in time.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn receive(&self, wg: &mut Warpgroup<'_>, source: u32, row: u32, block: u32) -> bool {
         let message = Message { source, dest: self.channel.pe, row, block, epoch: self.epoch(wg) };
         let layout = &self.channel.layout;
@@ -293,6 +305,7 @@ impl Port<'_> {
     }
 
     /// The slot of a message that is known to have arrived.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn received(&self, wg: &Warpgroup<'_>, source: u32, row: u32, block: u32) -> Matrix {
         let message = Message { source, dest: self.channel.pe, row, block, epoch: self.epoch(wg) };
         self.slot(wg, self.channel.pe, &message)
@@ -300,6 +313,7 @@ impl Port<'_> {
 
     /// Notes that one of the readers of `row` (there is one for each block of S) has read all it needs. The sources
     /// are entries `first ..` of the table of sources.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn finish_reading(&self, wg: &mut Warpgroup<'_>, row: u32, table: Array, first: u32, count: u32) {
         let (layout, epoch) = (&self.channel.layout, self.epoch(wg));
         wg.elect(|wg| {
@@ -310,12 +324,14 @@ impl Port<'_> {
     }
 
     /// Tells this PE's other blocks that the state before block `block` of `row` is merged and stored.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn publish_merged(&self, wg: &mut Warpgroup<'_>, row: u32, block: u32) {
         let epoch = self.epoch(wg);
         wg.elect(|wg| protocol::publish_merged(&Link { wg, port: *self }, &self.channel.layout, row, block, epoch));
     }
 
     /// Waits for [`Port::publish_merged`]. False if it did not come in time.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn await_merged(&self, wg: &mut Warpgroup<'_>, row: u32, block: u32) -> bool {
         let (layout, epoch) = (&self.channel.layout, self.epoch(wg));
         let done = wg.elect(|wg| {

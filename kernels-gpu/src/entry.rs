@@ -2,11 +2,18 @@
 //!
 //! Names are `KERNEL_GATE_TYPE` or `KERNEL_TYPE`; parameters go by value; blocks are
 //! `WARPGROUPS * 128` threads with the kernel's `shared_bytes` of dynamic shared memory.
+//!
+//! A module with NVSHMEM (feature `nvshmem`) has the portable bodies alone: instructions of the others, which move registers
+//! between warps, are ignored in what is linked.
 
+#[cfg(not(feature = "nvshmem"))]
+use cuda_std::kernel;
 use half::{bf16, f16};
 
 use crate::fixup::fix_out;
 use crate::gate::{Gdn, Kda};
+#[cfg(not(feature = "nvshmem"))]
+use crate::hopper;
 use crate::params::{FixParams, PrepParams, ScanParams};
 use crate::prep::prep;
 use crate::scan::scan_push;
@@ -42,4 +49,52 @@ entries! {
     fix_out_f32 = fix_out::<f32>, FixParams;
     fix_out_bf16 = fix_out::<bf16>, FixParams;
     fix_out_f16 = fix_out::<f16>, FixParams;
+}
+
+/// [`hopper::prep::prep`].
+///
+/// # Safety
+/// As of the other entries.
+#[cfg(not(feature = "nvshmem"))]
+#[kernel(threads = 256, blocks_per_sm = 2)]
+pub unsafe fn prep_kda_bf16_hopper(params: PrepParams) {
+    // SAFETY: as in the other entries.
+    let mut wg = unsafe { Warpgroup::enter() };
+    hopper::prep::prep::<Kda>(&mut wg, &params);
+}
+
+/// [`hopper::prep::prep`].
+///
+/// # Safety
+/// As of the other entries.
+#[cfg(not(feature = "nvshmem"))]
+#[kernel(threads = 256, blocks_per_sm = 2)]
+pub unsafe fn prep_gdn_bf16_hopper(params: PrepParams) {
+    // SAFETY: as in the other entries.
+    let mut wg = unsafe { Warpgroup::enter() };
+    hopper::prep::prep::<Gdn>(&mut wg, &params);
+}
+
+/// [`hopper::scan::scan_push`], one walking warpgroup in a block.
+///
+/// # Safety
+/// As of the other entries.
+#[cfg(not(feature = "nvshmem"))]
+#[kernel(threads = 256, registers = 240)]
+pub unsafe fn scan_push_bf16_hopper_1(params: ScanParams) {
+    // SAFETY: as in the other entries.
+    let mut wg = unsafe { Warpgroup::enter() };
+    hopper::scan::scan_push::<1>(&mut wg, &params);
+}
+
+/// [`hopper::scan::scan_push`], two walking warpgroups in a block.
+///
+/// # Safety
+/// As of the other entries.
+#[cfg(not(feature = "nvshmem"))]
+#[kernel(threads = 384, registers = 168)]
+pub unsafe fn scan_push_bf16_hopper_2(params: ScanParams) {
+    // SAFETY: as in the other entries.
+    let mut wg = unsafe { Warpgroup::enter() };
+    hopper::scan::scan_push::<2>(&mut wg, &params);
 }

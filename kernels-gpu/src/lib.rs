@@ -8,7 +8,7 @@
 //! Kernels, in the order of a forward step: [`prep`], [`scan`], [`fixup`]. What differs between KDA and
 //! GDN is the type parameter [`gate::Gate`]. How summaries travel between PEs is [`protocol`] (rules) and
 //! [`comm`] (the rules applied inside a kernel).
-#![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx))]
+#![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, asm_experimental_arch))]
 
 pub mod comm;
 pub mod element;
@@ -16,6 +16,7 @@ pub mod element;
 pub mod entry;
 pub mod fixup;
 pub mod gate;
+pub mod hopper;
 pub mod math;
 pub mod params;
 pub mod prep;

@@ -51,15 +51,15 @@ struct Tiles<E> {
 
 /// One warpgroup's column block.
 #[derive(Clone, Copy)]
-struct Columns {
+pub(crate) struct Columns {
     /// Number of the block over S blocks, then M blocks.
-    block: u32,
+    pub(crate) block: u32,
     /// Whether it is of S (else of M).
-    is_state: bool,
+    pub(crate) is_state: bool,
     /// First column within S or M.
-    first: usize,
+    pub(crate) first: usize,
     /// Columns.
-    count: usize,
+    pub(crate) count: usize,
 }
 
 /// Persistent grid: blocks take items by ticket until there are no more.
@@ -108,19 +108,23 @@ pub fn scan_push<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
         wg.stamp_block(&p.trace, StampKind::Scan, [start, end], [item.head, item.first_block], 0);
         if let Some(columns) = columns {
             wg.sync();
-            healthy = hand_over(wg, p, &port, &item, &segment, columns, &tiles);
+            healthy = hand_over(wg, p, &port, &item, &segment, columns, tiles.state);
         }
     }
 }
 
 impl Columns {
-    fn of(wg: &Warpgroup<'_>, p: &ScanParams, item: &ScanItem) -> Option<Self> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn of(wg: &Warpgroup<'_>, p: &ScanParams, item: &ScanItem) -> Option<Self> {
+        ((wg.index() as u32) < item.blocks).then(|| Self::of_block(p, item.first_block + wg.index() as u32))
+    }
+
+    /// The columns of block `block`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn of_block(p: &ScanParams, block: u32) -> Self {
         let layout = &p.channel.layout;
-        let block = item.first_block + wg.index() as u32;
-        ((wg.index() as u32) < item.blocks).then(|| {
-            let (first, count) = layout.columns(block);
-            Self { block, is_state: layout.is_state(block), first: first as usize, count: count as usize }
-        })
+        let (first, count) = layout.columns(block);
+        Self { block, is_state: layout.is_state(block), first: first as usize, count: count as usize }
     }
 
     /// These rows of `tile`, which is `[64, ..]`.
@@ -130,7 +134,8 @@ impl Columns {
 }
 
 /// S^T before the first chunk: 0, the initial state, the identity (for M), or, in exact mode, what arrives.
-fn initial_state(
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn initial_state(
     wg: &mut Warpgroup<'_>,
     p: &ScanParams,
     port: &Port<'_>,
@@ -268,16 +273,17 @@ fn load_operands<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>, operan
 
 /// After the last chunk: the final state, or this PE's summary to those who need it. False if a slot did not
 /// become free in time.
-fn hand_over<E: OperandElement>(
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn hand_over(
     wg: &mut Warpgroup<'_>,
     p: &ScanParams,
     port: &Port<'_>,
     item: &ScanItem,
     segment: &Segment,
     columns: Columns,
-    t: &Tiles<E>,
+    state: Shared<f32>,
 ) -> bool {
-    let state = columns.rows(t.state);
+    let state = columns.rows(state);
     let mode = p.channel.mode;
     let corrected_later = segment.receive_lane != NONE && mode != StepMode::Exact as u32;
     if segment.final_row != NONE && p.finals.is_present() {

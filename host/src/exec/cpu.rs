@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
 use kernels_gpu::element::DtypeCode;
-use kernels_gpu::params::Tensor as Param;
+use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::{TrapRecord, Watch};
 use kernels_gpu::tile::host::{BlockRunner, Fault, LaunchContext};
 
-use super::{ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes, Waits};
+use super::{Body, ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes, Waits};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
 use crate::world::Pe;
 
@@ -192,6 +192,10 @@ impl Executor for Cpu {
         let object = pe.heap().alloc::<u64>(name, bytes.div_ceil(8))?;
         let addresses = (0..pe.size()).map(|rank| Some(object.peer_addr(rank) as u64)).collect();
         Ok(SymmetricBytes { addresses, owner: Box::new(object) })
+    }
+
+    fn body(&self, _: &Sizes, _: Dtype) -> Body {
+        Body::Portable
     }
 
     fn heap_bytes(&self, pe: &Pe) -> usize {

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use kernels_gpu::element::Element;
 use kernels_gpu::fixup::fix_out;
 use kernels_gpu::gate::{Gdn, Kda};
-use kernels_gpu::params::{FixParams, PrepParams, ScanParams, Tensor as Param};
+#[cfg(feature = "cuda")]
+use kernels_gpu::hopper;
+use kernels_gpu::params::{FixParams, PrepParams, ScanParams, Sizes, Tensor as Param};
 use kernels_gpu::prep::prep;
 use kernels_gpu::protocol::TrapRecord;
 use kernels_gpu::scan::scan_push;
@@ -137,6 +139,15 @@ pub enum Grid {
     Resident,
 }
 
+/// Which of a kernel's bodies runs: they compute the same from the same parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// The one for all devices and sizes.
+    Portable,
+    /// The one of [`kernels_gpu::hopper`].
+    Hopper,
+}
+
 /// A launch, apart from its parameters.
 pub struct Launch<'a> {
     /// Which delta rule.
@@ -147,6 +158,8 @@ pub struct Launch<'a> {
     pub grid: Grid,
     /// Warpgroups in a block.
     pub warpgroups: usize,
+    /// The body that runs.
+    pub body: Body,
     /// Dynamic shared memory of a block, in bytes.
     pub shared_bytes: usize,
     /// Checked mode, on the CPU: what must be written.
@@ -163,6 +176,11 @@ pub trait Kernel: bytemuck::Pod + Sync {
     fn host_entry(op: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self);
     /// The kernel's name in a device module.
     fn device_entry(op: Op, dtype: Dtype) -> String;
+    /// The name of the body for Hopper in a device module, for blocks of `warpgroups`.
+    fn hopper_entry(op: Op, warpgroups: usize) -> String {
+        let _ = warpgroups;
+        Self::device_entry(op, Dtype::Bf16)
+    }
 }
 
 /// Instantiates a kernel for the operand type of a launch.
@@ -199,6 +217,9 @@ impl Kernel for PrepParams {
     fn device_entry(op: Op, dtype: Dtype) -> String {
         format!("prep_{op}_{dtype}")
     }
+    fn hopper_entry(op: Op, _: usize) -> String {
+        format!("prep_{op}_bf16_hopper")
+    }
 }
 
 impl Kernel for ScanParams {
@@ -208,6 +229,9 @@ impl Kernel for ScanParams {
     }
     fn device_entry(_: Op, dtype: Dtype) -> String {
         format!("scan_push_{dtype}")
+    }
+    fn hopper_entry(_: Op, warpgroups: usize) -> String {
+        format!("scan_push_bf16_hopper_{}", warpgroups - 1)
     }
 }
 
@@ -221,15 +245,24 @@ impl Kernel for FixParams {
     }
 }
 
-/// Names of all kernels of a device module.
+/// Names of a device module's kernels that there are for every device.
 #[cfg(feature = "cuda")]
-fn device_entries() -> Vec<String> {
+fn portable_entries() -> Vec<String> {
     let mut names = Vec::new();
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::device_entry(op, dtype)));
         names.push(ScanParams::device_entry(Op::Kda, dtype));
         names.push(FixParams::device_entry(Op::Kda, dtype));
     }
+    names
+}
+
+/// Names of a device module's kernels for Hopper, which one with NVSHMEM does not have.
+#[cfg(feature = "cuda")]
+fn hopper_entries() -> Vec<String> {
+    let mut names = Vec::new();
+    names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::hopper_entry(op, hopper::PREP_WARPGROUPS)));
+    names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));
     names
 }
 
@@ -317,6 +350,9 @@ pub trait Executor {
 
     /// Blocks that wait at the same time at most: what a sum of waits over blocks is divided by.
     fn concurrency(&self) -> usize;
+
+    /// The body of kernels for problems of these sizes and operand type.
+    fn body(&self, sizes: &Sizes, operands: Dtype) -> Body;
 
     /// Whether checked mode checks anything here.
     fn checks(&self) -> bool;

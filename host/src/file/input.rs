@@ -8,6 +8,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype as Stored, TensorView as StoredView};
 
 use super::{FileError, GateForm, Settings};
+use crate::gradients::Upstream;
 use crate::inputs::{Beta, Gate, Inputs};
 use crate::tensor::{Buffer, Dtype, Tensor};
 
@@ -24,10 +25,10 @@ pub struct InputFile {
 
 /// Tensors that no computation can do without; the gate and beta have alternatives and are checked apart.
 const ALWAYS: [&str; 3] = ["q", "k", "v"];
-/// Tensors that are inputs; all others are expected results.
-const INPUTS: [&str; 10] = ["q", "k", "v", "g", "g_raw", "A_log", "dt_bias", "beta", "beta_logits", "h0"];
-/// Inputs in the caller's element type. The decay, its parameters and the states stay in f32.
-const IN_DTYPE: [&str; 6] = ["q", "k", "v", "g_raw", "beta", "beta_logits"];
+/// Tensors that are inputs of the forward or of the backward pass; all others are expected results.
+const INPUTS: [&str; 12] = ["q", "k", "v", "g", "g_raw", "A_log", "dt_bias", "beta", "beta_logits", "h0", "do", "dht"];
+/// Inputs in the caller's element type. The decay, its parameters and the states and their gradients stay in f32.
+const IN_DTYPE: [&str; 7] = ["q", "k", "v", "g_raw", "beta", "beta_logits", "do"];
 
 impl InputFile {
     /// Reads the file at `path`.
@@ -96,6 +97,9 @@ impl InputFile {
         if !self.tensors.contains_key("beta_logits") {
             need("beta", "give beta (after the sigmoid) or beta_logits (before it)")?;
         }
+        if self.tensors.contains_key("dht") {
+            need("do", "dht is there, and the backward pass needs do as well")?;
+        }
         Ok(())
     }
 
@@ -136,6 +140,12 @@ impl InputFile {
         }
     }
 
+    /// The upstream gradients `do` and, if the file has it, `dht`; `None` without `do`.
+    pub fn upstream(&self) -> Option<Upstream<'_>> {
+        let d_o = self.tensors.get("do")?.view();
+        Some(Upstream { d_o, d_final_state: self.tensors.get("dht").map(Tensor::view) })
+    }
+
     /// `[N+1]` offsets of packed sequences.
     pub fn cu_seqlens(&self) -> Option<Vec<usize>> {
         self.cu_seqlens.clone()
@@ -146,7 +156,7 @@ impl InputFile {
         self.cuts.clone()
     }
 
-    /// An expected result (`o`, `ht`, `s_in`, ...); inputs are not found here.
+    /// An expected result (`o`, `ht`, `dq`, `s_in`, ...); inputs are not found here.
     pub fn expected(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name).filter(|_| !INPUTS.contains(&name))
     }
@@ -166,8 +176,7 @@ impl InputFile {
         &self.path
     }
 
-    /// The same problem with q, k, v, the gate input and beta rounded to `dtype`; `g`, `A_log`, `dt_bias` and `h0` become
-    /// f32, expected results stay as they are.
+    /// The same problem with q, k, v, the gate input, beta and `do` rounded to `dtype`; `g`, `A_log`, `dt_bias`, `h0` and `dht` become f32, expected results stay as they are.
     pub fn to_dtype(mut self, dtype: Dtype) -> Self {
         for (name, tensor) in &mut self.tensors {
             if INPUTS.contains(&name.as_str()) {

@@ -10,6 +10,8 @@ use safetensors::tensor::Dtype as Stored;
 use tempfile::{Builder, NamedTempFile};
 
 use super::FileError;
+use crate::gradients::Gradients;
+use crate::inputs::Inputs;
 use crate::tensor::{Dtype, Tensor};
 
 /// One tensor of an output file.
@@ -19,6 +21,11 @@ pub enum Entry<'a> {
     Tensor(&'a Tensor),
     /// A vector of token offsets.
     Offsets(&'a [i64]),
+}
+
+/// The entries for gradients with respect to `inputs`, under the names by which [`super::InputFile::expected`] finds them.
+pub fn gradient_entries<'a>(gradients: &'a Gradients, inputs: &Inputs<'_>) -> Vec<(&'static str, Entry<'a>)> {
+    gradients.named(inputs).into_iter().map(|(name, tensor)| (name, Entry::Tensor(tensor))).collect()
 }
 
 /// Checks, before anything is computed, that [`save`] will be able to write `path`: creates a temporary file beside it and

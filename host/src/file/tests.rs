@@ -1,6 +1,7 @@
 use std::path::Path;
 
 use super::*;
+use crate::gradients::Gradients;
 use crate::inputs::{Beta, Gate, Op, StateLayout};
 use crate::tensor::{Buffer, Dtype, Tensor};
 
@@ -59,6 +60,65 @@ fn what_was_saved_is_loaded() {
     assert_eq!(file.expected("q"), None, "an input is not an expected result");
     assert_eq!(file.metadata()["note"], "x");
     inputs.dims().unwrap();
+}
+
+#[test]
+fn upstream_gradients_are_inputs_and_gradients_are_expected_results() {
+    let (d_o, dht) = (("do", tensor(&[1, 3, 1, 16], 5.0)), ("dht", tensor(&[1, 1, 16, 16], 6.0)));
+    let without = reload(&problem(), None, &[("op", "kda")]).unwrap();
+    assert!(without.upstream().is_none());
+    let missing = reload(&[problem(), vec![dht.clone()]].concat(), None, &[("op", "kda")]).unwrap_err();
+    assert!(matches!(missing, FileError::MissingTensor { name: "do", .. }), "{missing}");
+
+    let whole = [problem(), vec![d_o, dht]].concat();
+    let file = reload(&whole, None, &[("op", "kda")]).unwrap();
+    assert_eq!(file.expected("do"), None, "an input is not an expected result");
+    let file = file.to_dtype(Dtype::Bf16);
+    let upstream = file.upstream().unwrap();
+    let (d_o, dht) = (upstream.d_o, upstream.d_final_state.unwrap());
+    assert_eq!((d_o.shape(), d_o.dtype()), (&[1, 3, 1, 16][..], Dtype::Bf16));
+    assert_eq!((dht.to_f64(), dht.dtype()), (whole[7].1.data.to_f64(), Dtype::F32));
+}
+
+#[test]
+fn saved_gradients_are_found_under_the_names_of_what_they_belong_to() {
+    let named = |first| tensor(&[1, 3, 1, 16], first);
+    let gradients = Gradients {
+        dq: named(1.0),
+        dk: named(2.0),
+        dv: named(3.0),
+        dg: named(4.0),
+        dbeta: tensor(&[1, 3, 1], 5.0),
+        da_log: Some(tensor(&[1], 6.0)),
+        ddt_bias: None,
+        d_initial_state: Some(tensor(&[1, 1, 16, 16], 7.0)),
+    };
+    let mut tensors = problem();
+    tensors[3] = ("g_raw", tensor(&[1, 3, 1, 16], -9.0));
+    tensors[4] = ("beta_logits", tensor(&[1, 3, 1], 0.5));
+    tensors.push(("A_log", tensor(&[1], 0.0)));
+    let metadata = [("op", "kda"), ("gate", "softplus")];
+    let inputs = reload(&tensors, None, &metadata).unwrap();
+    let saved: Vec<_> = gradient_entries(&gradients, &inputs.inputs())
+        .into_iter()
+        .map(|(name, entry)| {
+            let Entry::Tensor(tensor) = entry else { panic!("gradients are tensors") };
+            (name, tensor.clone())
+        })
+        .collect();
+    let file = reload(&[tensors, saved].concat(), None, &metadata).unwrap();
+    for (name, want) in [
+        ("dq", Some(&gradients.dq)),
+        ("dg_raw", Some(&gradients.dg)),
+        ("dg", None),
+        ("dbeta_logits", Some(&gradients.dbeta)),
+        ("dbeta", None),
+        ("dA_log", gradients.da_log.as_ref()),
+        ("ddt_bias", None),
+        ("dh0", gradients.d_initial_state.as_ref()),
+    ] {
+        assert_eq!(file.expected(name), want, "{name}");
+    }
 }
 
 #[test]

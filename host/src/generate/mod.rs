@@ -5,6 +5,7 @@
 
 mod shapes;
 mod spec;
+mod upstream;
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -12,8 +13,9 @@ use rand_distr::{Distribution, StandardNormal, Uniform};
 
 pub use shapes::shapes;
 pub use spec::{BetaKind, Decay, GateKind, Keys, Spec};
+pub use upstream::RandomUpstream;
 
-use crate::inputs::{Beta, Gate, Inputs, Op, StateLayout};
+use crate::inputs::{Beta, Gate, Inputs, Op};
 use crate::tensor::{Buffer, Dtype, Tensor};
 
 /// A generated problem: the tensors that [`Case::inputs`] borrows.
@@ -42,6 +44,8 @@ enum Stream {
     Bias,
     Beta,
     State,
+    Output,
+    FinalState,
 }
 
 impl Case {
@@ -108,7 +112,7 @@ impl Spec {
                 data: Buffer::from_f64(Dtype::F32, dt_bias),
             },
             beta: tensor(dtype, &[self.hv], self.step_sizes()),
-            h0: self.initial_state.then(|| self.states()),
+            h0: self.initial_state.then(|| self.states(Stream::State)),
             spec: self.clone(),
         }
     }
@@ -203,20 +207,6 @@ impl Spec {
                 BetaKind::Logits | BetaKind::Logits2 => x,
             })
             .collect()
-    }
-
-    /// Initial states, the same ones in either layout.
-    fn states(&self) -> Tensor {
-        let (n, hv, k, v) = (self.sequences(), self.hv, self.k, self.v);
-        let k_first = normal(self.rng(Stream::State), n * hv * k * v);
-        let (shape, data) = match self.state_layout {
-            StateLayout::KFirst => (vec![n, hv, k, v], k_first),
-            StateLayout::VFirst => {
-                let transposed = k_first.chunks_exact(k * v).flat_map(|s| (0..k * v).map(|i| s[i % k * v + i / k]));
-                (vec![n, hv, v, k], transposed.collect())
-            }
-        };
-        Tensor { shape, data: Buffer::from_f64(Dtype::F32, data) }
     }
 }
 

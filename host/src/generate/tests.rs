@@ -1,4 +1,5 @@
 use super::*;
+use crate::inputs::StateLayout;
 use crate::reference::{Problem, recurrent, transition_weight};
 
 fn problem(spec: &Spec) -> Problem {
@@ -48,6 +49,31 @@ fn the_seed_decides_everything_and_options_leave_other_tensors_alone() {
     assert!(a.q != other.q && a.k != other.k && a.gate != other.gate && a.beta != other.beta && a.h0 != other.h0);
     let faster = Spec { decay: Decay::Fast, ..spec }.generate();
     assert!(a.q == faster.q && a.beta == faster.beta && a.gate != faster.gate);
+}
+
+#[test]
+fn upstream_gradients_fit_the_results_in_either_layout_and_follow_the_seed() {
+    let spec = Spec { k: 16, v: 48, cu_seqlens: Some(vec![0, 60, 60, 200]), dtype: Dtype::Bf16, ..Spec::default() };
+    let case = spec.generate();
+    let p = Problem::new(&case.inputs(), case.cu_seqlens()).unwrap();
+    let upstream = spec.generate_upstream(true);
+    let view = upstream.view();
+    view.check(&p.dims, StateLayout::KFirst, 3).unwrap();
+    assert_eq!(view.d_o.dtype(), Dtype::Bf16);
+    assert!(spec.generate_upstream(false).view().d_final_state.is_none());
+
+    let v_first = Spec { state_layout: StateLayout::VFirst, ..spec.clone() };
+    let turned = v_first.generate_upstream(true);
+    turned.view().check(&p.dims, StateLayout::VFirst, 3).unwrap();
+    assert_eq!(turned.view().d_o.to_f64(), view.d_o.to_f64());
+    let (k_first, v_first) = (view.d_final_state.unwrap(), turned.view().d_final_state.unwrap());
+    assert_eq!(k_first.get(48 + 2), v_first.get(2 * 16 + 1), "channel 1 of the key, 2 of the value");
+
+    let again = spec.generate_upstream(true);
+    assert_eq!(again.view().d_o.to_f64(), view.d_o.to_f64());
+    let other = Spec { seed: 2, ..spec }.generate_upstream(true);
+    assert_ne!(other.view().d_o.to_f64(), view.d_o.to_f64());
+    assert_ne!(other.view().d_final_state.unwrap().to_f64(), k_first.to_f64());
 }
 
 #[test]

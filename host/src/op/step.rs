@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kernels_gpu::fixup;
+use kernels_gpu::hopper;
 use kernels_gpu::params::{
     self, FixParams, GateForm, PrepParams, Records, ScanParams, Sizes, Stamp, StepMode, StepStats, Tables,
     Tensor as Param, TraceBuffer,
@@ -18,7 +19,7 @@ use super::error::ExpiredWait;
 use super::tables::HostTables;
 use super::{Config, Forward, KernelTime, Mode, OpError, Report};
 use crate::exec::cpu::code;
-use crate::exec::{ExecError, Executor, Grid, Image, Kernel, Launch, Part, Scratch, Slot, Waits};
+use crate::exec::{Body, ExecError, Executor, Grid, Image, Kernel, Launch, Part, Scratch, Slot, Waits};
 use crate::inputs::{Beta, Dims, Gate, Inputs, Op, StateLayout};
 use crate::plan::{Plan, RankPlan};
 use crate::tensor::{Dtype, Tensor, TensorView};
@@ -110,12 +111,12 @@ impl Common<'_> {
     fn launch<X: Executor, K: Kernel>(
         &mut self,
         exec: &mut X,
-        (grid, warpgroups, shared_bytes): (Grid, usize, usize),
+        (grid, body, warpgroups, shared_bytes): (Grid, Body, usize, usize),
         params: &K,
     ) -> Result<(), ExecError> {
         let (op, dtype, checker, peer_failed) = (self.op, self.dtype, self.checker, self.peer_failed);
         self.launched.push(K::NAME);
-        exec.launch(&Launch { op, dtype, grid, warpgroups, shared_bytes, checker, peer_failed }, params)
+        exec.launch(&Launch { op, dtype, grid, body, warpgroups, shared_bytes, checker, peer_failed }, params)
     }
 }
 
@@ -130,10 +131,10 @@ impl Step<'_> {
         let Dims { b, t, h, hv, k, v } = *self.dims;
         let dtype = self.inputs.dtype();
         let element = dtype.size();
-        let fits = scan::shared_bytes(k, config.chunk, element, scan::WARPGROUPS) <= SHARED_BYTES;
-        let scan_warpgroups = if fits { scan::WARPGROUPS } else { 1 };
-        let tables = HostTables::new(rank, config.mode, config.chunk, hv as u32, &self.layout, scan_warpgroups as u32);
         let sizes = Sizes { h: h as u32, hv: hv as u32, k: k as u32, v: v as u32, chunk: config.chunk as u32, pad: 0 };
+        let body = exec.body(&sizes, dtype);
+        let shape = scan_shape(body, &sizes, dtype, rank.receiving().next().is_some());
+        let tables = HostTables::new(rank, config.mode, config.chunk, hv as u32, &self.layout, shape.walkers as u32);
         let mut o = Tensor::zeros(dtype, &[b, t, hv, v]);
         let state_shape = match self.inputs.state_layout {
             StateLayout::KFirst => [rank.ends.len(), hv, k, v],
@@ -212,10 +213,12 @@ impl Step<'_> {
             // Allocating may wait for what runs on the device.
             self.pe.barrier("memory for the step")?;
         }
-        let shared = prep::shared_bytes(k, config.chunk, element, op == Op::Kda);
-        common.launch(exec, (Grid::Blocks(tables.chunks.len() * hv), prep::WARPGROUPS, shared), &prep_params)?;
-        let shared = scan::shared_bytes(k, config.chunk, element, scan_warpgroups);
-        let scan = (Grid::Resident, scan_warpgroups, shared);
+        let (warpgroups, shared) = match body {
+            Body::Portable => (prep::WARPGROUPS, prep::shared_bytes(k, config.chunk, element, op == Op::Kda)),
+            Body::Hopper => (hopper::PREP_WARPGROUPS, hopper::PREP_SHARED),
+        };
+        common.launch(exec, (Grid::Blocks(tables.chunks.len() * hv), body, warpgroups, shared), &prep_params)?;
+        let scan = (Grid::Resident, body, shape.warpgroups, shape.shared_bytes);
         if on_host && config.mode == Mode::Exact {
             // Each scan waits for that of the PE before it.
             for turn in 0..self.pe.size() {
@@ -243,7 +246,7 @@ impl Step<'_> {
         }
         if !tables.fix.is_empty() {
             let shared = fixup::shared_bytes(k, config.chunk, element);
-            common.launch(exec, (Grid::Resident, fixup::WARPGROUPS, shared), &fix_params)?;
+            common.launch(exec, (Grid::Resident, Body::Portable, fixup::WARPGROUPS, shared), &fix_params)?;
         }
         exec.get_image(&mut image, &peer_failed)?;
         self.check_trap(exec)?;
@@ -423,6 +426,32 @@ impl Step<'_> {
             return Err(crate::world::WorldError::PeFailed { rank, message }.into());
         }
         Err(OpError::Expired(ExpiredWait { expired: trap.expired, hv: self.dims.hv as u32 }))
+    }
+}
+
+/// Shape of the scan's blocks.
+struct ScanShape {
+    /// Warpgroups that walk a column block each.
+    walkers: usize,
+    /// All warpgroups.
+    warpgroups: usize,
+    shared_bytes: usize,
+}
+
+fn scan_shape(body: Body, sizes: &Sizes, dtype: Dtype, with_m: bool) -> ScanShape {
+    let (k, chunk) = (sizes.k as usize, sizes.chunk as usize);
+    match body {
+        Body::Portable => {
+            let shared_bytes = |n| scan::shared_bytes(k, chunk, dtype.size(), n);
+            let walkers = if shared_bytes(scan::WARPGROUPS) <= SHARED_BYTES { scan::WARPGROUPS } else { 1 };
+            ScanShape { walkers, warpgroups: walkers, shared_bytes: shared_bytes(walkers) }
+        }
+        Body::Hopper => {
+            // Blocks of one column block spread over more multiprocessors, but each reads all operands of its head: with the
+            // columns of M there are enough of them without.
+            let walkers = if with_m { 2 } else { 1 };
+            ScanShape { walkers, warpgroups: walkers + 1, shared_bytes: hopper::scan_shared(walkers) }
+        }
     }
 }
 

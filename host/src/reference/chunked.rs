@@ -21,7 +21,8 @@ pub fn chunked(p: &Problem, chunk: usize) -> Outputs {
             let tokens = p.sequences[n].tokens();
             let mut o = Vec::with_capacity(tokens.len() * v);
             for start in tokens.clone().step_by(chunk) {
-                let (rows, next) = forward(p, head, start..(start + chunk).min(tokens.end), &state);
+                let chunk = Chunk::new(p, head, start..(start + chunk).min(tokens.end));
+                let (rows, next) = chunk.forward(&state);
                 o.extend(rows.iter());
                 state = next;
             }
@@ -31,48 +32,81 @@ pub fn chunked(p: &Problem, chunk: usize) -> Outputs {
     Outputs::gather(p, parts)
 }
 
-/// One chunk of n tokens: `o` `[n,V]` and the state after it, from the state `s` before it.
-fn forward(p: &Problem, head: usize, tokens: Range<usize>, s: &Array2<f64>) -> (Array2<f64>, Array2<f64>) {
-    let q = p.scale * matrix(&tokens, p.dims.k, |t| p.q(t, head));
-    let k = matrix(&tokens, p.dims.k, |t| p.k(t, head));
-    let v = matrix(&tokens, p.dims.v, |t| p.v(t, head));
-    let beta = Array1::from_iter(tokens.clone().map(|t| p.beta(t, head))).insert_axis(Axis(1));
+/// What one chunk of n tokens is before any state comes to it.
+pub(super) struct Chunk {
+    /// `[n,K]`, with the factor scale.
+    pub q: Array2<f64>,
+    /// `[n,K]`.
+    pub k: Array2<f64>,
+    /// `[n,V]`.
+    pub v: Array2<f64>,
+    /// `[n,1]`.
+    pub beta: Array2<f64>,
+    /// `[n,K]`: `G_i`, the sum of g up to and including token i.
+    pub g: Array2<f64>,
+    /// `[n,K]`: `exp(G_i)`.
+    pub decay: Array2<f64>,
+    /// `[n,K]`: `exp(G_last - G_i)`.
+    pub to_end: Array2<f64>,
+    /// `[n,K]`: `scale q exp(G)`.
+    pub qg: Array2<f64>,
+    /// `[n,K]`: `k exp(G_last - G)`.
+    pub kg: Array2<f64>,
+    /// `[n,n]`, zero above the diagonal: `scale q_i . k_j exp(G_i - G_j)`.
+    pub aqk: Array2<f64>,
+    /// `[n,n]`, only what lies below the diagonal is used: `beta_i k_i . k_j exp(G_i - G_j)`.
+    pub akk: Array2<f64>,
+}
 
-    let mut g = matrix(&tokens, p.dims.k, |t| p.g(t, head));
-    g.accumulate_axis_inplace(Axis(0), |before, g| *g += before); // G_i = sum of g up to and including token i
-    let last = g.row(g.nrows() - 1).to_owned();
-    let decay = g.mapv(f64::exp);
+impl Chunk {
+    pub fn new(p: &Problem, head: usize, tokens: Range<usize>) -> Self {
+        let q = p.scale * rows(&tokens, p.dims.k, |t| p.q(t, head));
+        let k = rows(&tokens, p.dims.k, |t| p.k(t, head));
+        let v = rows(&tokens, p.dims.v, |t| p.v(t, head));
+        let beta = Array1::from_iter(tokens.clone().map(|t| p.beta(t, head))).insert_axis(Axis(1));
 
-    // Both triangles weigh token j by its decay up to token i. The exponents are differences, so they are never positive.
-    let n = k.nrows();
-    let (mut akk, mut aqk) = (Array2::zeros((n, n)), Array2::zeros((n, n)));
-    for i in 0..n {
-        for j in 0..=i {
-            let kj = decayed(k.row(j), g.row(i), g.row(j));
-            aqk[[i, j]] = q.row(i).dot(&kj);
-            akk[[i, j]] = beta[[i, 0]] * k.row(i).dot(&kj); // its diagonal is not used
+        let mut g = rows(&tokens, p.dims.k, |t| p.g(t, head));
+        g.accumulate_axis_inplace(Axis(0), |before, g| *g += before);
+        let decay = g.mapv(f64::exp);
+        let to_end = (&g.row(g.nrows() - 1) - &g).mapv(f64::exp);
+
+        // Both triangles weigh token j by its decay up to token i. The exponents are differences, so they are never positive.
+        let n = k.nrows();
+        let (mut akk, mut aqk) = (Array2::zeros((n, n)), Array2::zeros((n, n)));
+        for i in 0..n {
+            for j in 0..=i {
+                let kj = decayed(k.row(j), g.row(i), g.row(j));
+                aqk[[i, j]] = q.row(i).dot(&kj);
+                akk[[i, j]] = beta[[i, 0]] * k.row(i).dot(&kj);
+            }
         }
+        Self { qg: &q * &decay, kg: &k * &to_end, q, k, v, beta, g, decay, to_end, aqk, akk }
     }
 
-    let u = solve_unit_lower(&akk, &v * &beta); // A (beta v)        with A = (I + strict_lower(Akk))^-1
-    let w = solve_unit_lower(&akk, &k * &decay * &beta); // A (beta exp(G) k)
-    let kg = &k * &(&last - &g).mapv(f64::exp);
-    let qg = &q * &decay;
+    /// `o` `[n,V]` and the state after the chunk, from the state `s` before it.
+    pub fn forward(&self, s: &Array2<f64>) -> (Array2<f64>, Array2<f64>) {
+        let u = solve_unit_lower(&self.akk, &self.v * &self.beta); // A (beta v), with A = (I + strict_lower(Akk))^-1
+        let w = solve_unit_lower(&self.akk, &self.k * &self.decay * &self.beta); // A (beta exp(G) k)
+        let v_new = u - w.dot(s);
+        let o = self.qg.dot(s) + self.aqk.dot(&v_new);
+        let last = self.decay.row(self.decay.nrows() - 1).insert_axis(Axis(1));
+        (o, s * &last + self.kg.t().dot(&v_new))
+    }
 
-    let v_new = u - w.dot(s);
-    let o = qg.dot(s) + aqk.dot(&v_new);
-    let next = s * &last.mapv(f64::exp).insert_axis(Axis(1)) + kg.t().dot(&v_new);
-    (o, next)
+    /// `A = (I + strict_lower(Akk))^-1`, `[n,n]`.
+    pub fn inverse(&self) -> Array2<f64> {
+        solve_unit_lower(&self.akk, Array2::eye(self.akk.nrows()))
+    }
 }
 
 /// The rows of `tokens`, stacked.
-fn matrix<'a>(tokens: &Range<usize>, width: usize, row: impl Fn(usize) -> &'a [f64]) -> Array2<f64> {
+pub(super) fn rows<'a>(tokens: &Range<usize>, width: usize, row: impl Fn(usize) -> &'a [f64]) -> Array2<f64> {
     let data = tokens.clone().flat_map(row).copied().collect();
     Array2::from_shape_vec((tokens.len(), width), data).expect("every row has `width` elements")
 }
 
 /// `k exp(to - from)`, channel by channel.
-fn decayed(k: ArrayView1<'_, f64>, to: ArrayView1<'_, f64>, from: ArrayView1<'_, f64>) -> Array1<f64> {
+pub(super) fn decayed(k: ArrayView1<'_, f64>, to: ArrayView1<'_, f64>, from: ArrayView1<'_, f64>) -> Array1<f64> {
     ndarray::Zip::from(k).and(to).and(from).map_collect(|k, to, from| k * (to - from).exp())
 }
 

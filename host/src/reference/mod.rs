@@ -12,17 +12,37 @@
 //! only [`Problem`], so that each checks the other. [`segment_summary`], [`state_at`] and [`transition_weight`] say what
 //! context parallelism sends: any run of tokens maps the state affinely, `S_out = M S_in + S_ext`.
 //!
+//! The backward pass has the same two forms: [`backward`] is the adjoint of the recurrence, [`backward_chunked`] that of the
+//! chunks. [`gradient_summary`], [`state_gradient_after`] and [`segment_gradients`] say what context parallelism sends back:
+//! `dS_in = M^T dS_out + dS_ext`, with the M of the forward pass.
+//!
+//! [`convolution`] is the short convolution that models put before q, k and v.
+//!
 //! Formulas: Yang et al., "Gated Delta Networks" (2024), and Kimi Team, "Kimi Linear" (2025).
 
+mod activation;
+mod adjoint;
+mod adjoint_chunked;
+mod backward;
 mod chunked;
+mod convolution;
 mod problem;
 mod recurrent;
+mod seeds;
 mod segment;
+mod segment_backward;
 
+pub use backward::{HeadGradients, backward, backward_chunked};
 pub use chunked::chunked;
+pub use convolution::{
+    Activation, Convolution, ConvolutionError, ConvolutionGradients, ConvolutionOutputs, convolution,
+    convolution_backward,
+};
 pub use problem::{Problem, ProblemError, Sequence};
 pub use recurrent::recurrent;
+pub use seeds::Seeds;
 pub use segment::{TransitionWeight, segment_summary, state_at, transition_weight};
+pub use segment_backward::{gradient_summary, segment_gradients, state_gradient_after};
 
 /// What the forward pass returns.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use super::activation::{Slopes, log_decay, normalise_rows, step_size};
 use crate::error::InputError;
-use crate::inputs::{Beta, Dims, Gate, Inputs, Op, StateLayout};
+use crate::inputs::{Dims, Inputs, Op, StateLayout};
 use crate::tensor::TensorView;
 
 /// The tokens `start..end` of one sequence, counted over the flattened `[B*T]` tokens.
@@ -47,12 +48,16 @@ pub struct Problem {
     pub scale: f64,
     /// The sequences, in order: the packed ones, or one per batch row.
     pub sequences: Vec<Sequence>,
-    q: Vec<f64>,
-    k: Vec<f64>,
+    pub(super) q: Vec<f64>,
+    pub(super) k: Vec<f64>,
     v: Vec<f64>,
     g: Vec<f64>,
     beta: Vec<f64>,
     h0: Option<Vec<f64>>,
+    /// Layout of the states that the caller sees.
+    pub(super) layout: StateLayout,
+    /// What of the activations the backward pass needs.
+    pub(super) slopes: Slopes,
 }
 
 impl Problem {
@@ -63,7 +68,7 @@ impl Problem {
     /// [`ProblemError`], if shapes, types, `cu_seqlens` or the number of initial states do not fit together.
     pub fn new(inputs: &Inputs<'_>, cu_seqlens: Option<&[usize]>) -> Result<Self, ProblemError> {
         let dims = inputs.dims()?;
-        let sequences = sequences(&dims, cu_seqlens)?;
+        let sequences = sequences(dims.b, dims.t, cu_seqlens)?;
         if let Some(h0) = &inputs.initial_state
             && h0.shape()[0] != sequences.len()
         {
@@ -71,10 +76,10 @@ impl Problem {
         }
         let mut q = inputs.q.to_f64();
         let mut k = inputs.k.to_f64();
-        if inputs.l2norm {
-            normalise_rows(&mut q, dims.k);
-            normalise_rows(&mut k, dims.k);
-        }
+        let normalise = |x: &mut [f64]| inputs.l2norm.then(|| normalise_rows(x, dims.k));
+        let (q_norm, k_norm) = (normalise(&mut q), normalise(&mut k));
+        let (g, gate) = log_decay(inputs.op, &inputs.gate, &dims);
+        let (beta, beta_slope) = step_size(&inputs.beta);
         Ok(Self {
             op: inputs.op,
             dims,
@@ -83,9 +88,11 @@ impl Problem {
             q,
             k,
             v: inputs.v.to_f64(),
-            g: log_decay(inputs.op, &inputs.gate, &dims),
-            beta: step_size(&inputs.beta),
+            g,
+            beta,
             h0: inputs.initial_state.as_ref().map(|h0| k_first(h0, inputs.state_layout, &dims)),
+            layout: inputs.state_layout,
+            slopes: Slopes { q_norm, k_norm, gate, beta: beta_slope },
         })
     }
 
@@ -123,70 +130,48 @@ impl Problem {
         }
     }
 
+    /// Whether initial states were given.
+    pub(super) fn has_initial_state(&self) -> bool {
+        self.h0.is_some()
+    }
+
+    /// Largest `|dg / d raw|` (1 where g itself is given) and `|dg / d A_log|` (0 without one): by so much errors of dg grow on
+    /// their way to the gradients of the gate's input and parameters.
+    pub fn gate_steepness(&self) -> (f64, f64) {
+        let largest = |x: &[f64]| x.iter().map(|x| x.abs()).fold(0.0, f64::max);
+        match &self.slopes.gate {
+            None => (1.0, 0.0),
+            Some(slopes) => (largest(&slopes.raw), slopes.a_log.as_deref().map_or(0.0, largest)),
+        }
+    }
+
     /// The sequence that owns `token` of the flattened tokens.
     pub fn sequence_of(&self, token: usize) -> Option<usize> {
         self.sequences.iter().position(|s| s.tokens().contains(&token))
     }
 
     /// Row of q and k: HV / H neighbouring value heads share one query/key head.
-    fn shared_head(&self, token: usize, head: usize) -> usize {
+    pub(super) fn shared_head(&self, token: usize, head: usize) -> usize {
         token * self.dims.h + head / (self.dims.hv / self.dims.h)
     }
 }
 
-fn sequences(dims: &Dims, cu_seqlens: Option<&[usize]>) -> Result<Vec<Sequence>, ProblemError> {
+/// The sequences of `[B,T]` tokens: the packed ones, or one per batch row.
+pub(super) fn sequences(b: usize, t: usize, cu_seqlens: Option<&[usize]>) -> Result<Vec<Sequence>, ProblemError> {
     let Some(cu) = cu_seqlens else {
-        return Ok((0..dims.b).map(|b| Sequence { start: b * dims.t, end: (b + 1) * dims.t }).collect());
+        return Ok((0..b).map(|b| Sequence { start: b * t, end: (b + 1) * t }).collect());
     };
-    if dims.b != 1 {
-        return Err(ProblemError::PackedBatch { b: dims.b });
+    if b != 1 {
+        return Err(ProblemError::PackedBatch { b });
     }
-    if cu.first() != Some(&0) || cu.last() != Some(&dims.t) || !cu.is_sorted() {
-        return Err(ProblemError::CuSeqlens { found: cu.to_vec(), t: dims.t });
+    if cu.first() != Some(&0) || cu.last() != Some(&t) || !cu.is_sorted() {
+        return Err(ProblemError::CuSeqlens { found: cu.to_vec(), t });
     }
     Ok(cu.windows(2).map(|w| Sequence { start: w[0], end: w[1] }).collect())
 }
 
-/// `x / sqrt(sum(x^2) + 1e-6)` of every row of length `width`.
-fn normalise_rows(x: &mut [f64], width: usize) {
-    for row in x.chunks_exact_mut(width) {
-        let norm = (row.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
-        row.iter_mut().for_each(|x| *x /= norm);
-    }
-}
-
-fn log_decay(op: Op, gate: &Gate<'_>, dims: &Dims) -> Vec<f64> {
-    // Channels of g and dt_bias per head; everything below is written for [..., HV, width].
-    let width = match op {
-        Op::Kda => dims.k,
-        Op::Gdn => 1,
-    };
-    let strength = |a_log: &TensorView<'_>, i: usize| a_log.get(i / width % dims.hv).exp();
-    let shifted = |raw: &TensorView<'_>, bias: &Option<TensorView<'_>>, i: usize| {
-        raw.get(i) + bias.as_ref().map_or(0.0, |b| b.get(i % (dims.hv * width)))
-    };
-    let activated = |i: usize| match gate {
-        Gate::Given(g) => g.get(i),
-        Gate::Softplus { raw, a_log, dt_bias } => -strength(a_log, i) * softplus(shifted(raw, dt_bias, i)),
-        Gate::LowerBound { raw, a_log, dt_bias, bound } => {
-            let strength = a_log.as_ref().map_or(1.0, |a_log| strength(a_log, i));
-            f64::from(*bound) * sigmoid(strength * shifted(raw, dt_bias, i))
-        }
-    };
-    let repeats = dims.k / width;
-    (0..dims.b * dims.t * dims.hv * width).flat_map(|i| std::iter::repeat_n(activated(i), repeats)).collect()
-}
-
-fn step_size(beta: &Beta<'_>) -> Vec<f64> {
-    match beta {
-        Beta::Given(beta) => beta.to_f64(),
-        Beta::Logits { logits, factor } => {
-            logits.to_f64().into_iter().map(|x| f64::from(*factor) * sigmoid(x)).collect()
-        }
-    }
-}
-
-fn k_first(state: &TensorView<'_>, layout: StateLayout, dims: &Dims) -> Vec<f64> {
+/// States `[N,HV,K,V]`.
+pub(super) fn k_first(state: &TensorView<'_>, layout: StateLayout, dims: &Dims) -> Vec<f64> {
     let data = state.to_f64();
     match layout {
         StateLayout::KFirst => data,
@@ -195,17 +180,6 @@ fn k_first(state: &TensorView<'_>, layout: StateLayout, dims: &Dims) -> Vec<f64>
             .flat_map(|s| (0..dims.k * dims.v).map(|i| s[i % dims.v * dims.k + i / dims.v]))
             .collect(),
     }
-}
-
-/// `ln(1 + exp(x))` without overflow.
-fn softplus(x: f64) -> f64 {
-    x.max(0.0) + (-x.abs()).exp().ln_1p()
-}
-
-/// `1 / (1 + exp(-x))` without overflow.
-fn sigmoid(x: f64) -> f64 {
-    let e = (-x.abs()).exp();
-    if x >= 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) }
 }
 
 #[cfg(test)]
@@ -218,19 +192,19 @@ mod tests {
 
     #[test]
     fn sequences_follow_batch_rows_or_cu_seqlens() {
-        let rows = sequences(&dims(2, 5), None).unwrap();
+        let rows = sequences(2, 5, None).unwrap();
         assert_eq!(rows, [Sequence { start: 0, end: 5 }, Sequence { start: 5, end: 10 }]);
-        let packed = sequences(&dims(1, 5), Some(&[0, 2, 2, 5])).unwrap();
+        let packed = sequences(1, 5, Some(&[0, 2, 2, 5])).unwrap();
         assert_eq!(packed.iter().map(|s| s.end - s.start).collect::<Vec<_>>(), [2, 0, 3]);
     }
 
     #[test]
     fn bad_cu_seqlens_are_refused() {
         for cu in [&[][..], &[0, 4], &[1, 5], &[0, 3, 2, 5]] {
-            let error = sequences(&dims(1, 5), Some(cu)).unwrap_err();
+            let error = sequences(1, 5, Some(cu)).unwrap_err();
             assert!(matches!(error, ProblemError::CuSeqlens { t: 5, .. }), "{cu:?}: {error}");
         }
-        assert_eq!(sequences(&dims(2, 5), Some(&[0, 5])), Err(ProblemError::PackedBatch { b: 2 }));
+        assert_eq!(sequences(2, 5, Some(&[0, 5])), Err(ProblemError::PackedBatch { b: 2 }));
     }
 
     #[test]
@@ -239,12 +213,5 @@ mod tests {
         let data: [f32; 6] = [0., 1., 2., 10., 11., 12.]; // row v holds channels k
         let view = TensorView::new(&[1, 1, 2, 3], &data[..]).unwrap();
         assert_eq!(k_first(&view, StateLayout::VFirst, &d), [0., 10., 1., 11., 2., 12.]);
-    }
-
-    #[test]
-    fn activations_keep_their_tails() {
-        assert!((softplus(-800.0), sigmoid(-800.0)) == (0.0, 0.0) && softplus(800.0) == 800.0 && sigmoid(800.0) == 1.0);
-        assert!((softplus(-40.0) / (-40.0f64).exp() - 1.0).abs() < 1e-15);
-        assert!((sigmoid(1.5) + sigmoid(-1.5) - 1.0).abs() < 1e-15);
     }
 }

@@ -226,7 +226,10 @@ impl CudaBuilder {
         write(&marked, &ir::mark_convergent(ir)?)?;
         let names = kernels.keys().cloned().collect::<Vec<_>>().join(",");
         let mut opt = Command::new(&llvm.opt);
-        opt.args(["-S", "-passes=internalize,default<O3>"]).arg(format!("--internalize-public-api-list={names}"));
+        opt.args(["-S", "-passes=internalize,default<O3>"])
+            // A sunk store through a choice of addresses would keep both variables in memory.
+            .args(["-simplifycfg-sink-common=false"])
+            .arg(format!("--internalize-public-api-list={names}"));
         run("opt", opt.args(&self.opt_arguments).arg(&marked).arg("-o").arg(&optimised))?;
         ir::refuse_ordered_updates(&read(&optimised)?)?;
         let mut llc = Command::new(&llvm.llc);

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use kernels_gpu::params::Tensor as Param;
+use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::{TrapRecord, Watch};
 
 use super::buffers::{Buffers, Use};
 use super::{CudaError, DeviceBuffer, Event, Gpu, HostBuffer, Kernels, Shape, Stream};
 use crate::exec::cpu::code;
-use crate::exec::{ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes, Waits};
+use crate::exec::{Body, ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes, Waits};
 use crate::heap::{DevicePool, Heap};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
 use crate::world::Pe;
@@ -180,7 +180,11 @@ impl Executor for CudaExecutor {
         let (begin, end) = (self.event()?, self.event()?);
         let threads = (launch.warpgroups * WARPGROUP) as u32;
         let shared_bytes = launch.shared_bytes as u32;
-        let function = self.kernels.function(&K::device_entry(launch.op, launch.dtype));
+        let name = match launch.body {
+            Body::Portable => K::device_entry(launch.op, launch.dtype),
+            Body::Hopper => K::hopper_entry(launch.op, launch.warpgroups),
+        };
+        let function = self.kernels.function(&name);
         let blocks = match launch.grid {
             Grid::Blocks(blocks) => blocks as u32,
             Grid::Resident => {
@@ -227,6 +231,13 @@ impl Executor for CudaExecutor {
         let object = self.heap.alloc::<u64>(name, bytes.div_ceil(8))?;
         let addresses = (0..pe.size()).map(|rank| object.address(rank)).collect();
         Ok(SymmetricBytes { addresses, owner: Box::new(object) })
+    }
+
+    fn body(&self, sizes: &Sizes, operands: Dtype) -> Body {
+        // DELTALINK_BODY=portable is for comparing the two.
+        let portable = std::env::var_os("DELTALINK_BODY").is_some_and(|body| body == "portable");
+        let hopper = self.kernels.has_hopper() && kernels_gpu::hopper::fits(sizes, code(operands)) && !portable;
+        if hopper { Body::Hopper } else { Body::Portable }
     }
 
     fn heap_bytes(&self, _: &Pe) -> usize {

@@ -15,7 +15,7 @@ impl Matrix {
     /// # Safety
     /// It must lie inside the tensor.
     #[inline(always)]
-    pub(super) unsafe fn load(&self, r: usize, c: usize) -> f32 {
+    pub(crate) unsafe fn load(&self, r: usize, c: usize) -> f32 {
         let at = self.offset + r * self.row_stride + c * self.col_stride;
         // SAFETY: by contract; the launcher vouches for tensor and type.
         unsafe {

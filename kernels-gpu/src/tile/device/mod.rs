@@ -5,6 +5,7 @@
 //! that `ldmatrix` reads at once lie in different banks.
 
 mod acc;
+mod fragment;
 mod global;
 mod ops;
 #[cfg(feature = "nvshmem")]
@@ -52,7 +53,8 @@ impl Warpgroup<'_> {
         // SAFETY: reads special registers.
         let base = cuda_std::shared::dynamic();
         Self {
-            index: thread / THREADS,
+            // From lane 0, so that the assembler knows it to be uniform in the warp.
+            index: unsafe { cuda_std::warp::shuffle_idx(thread / THREADS, 0) },
             count: thread::block_dim_x() / THREADS,
             thread: thread % THREADS,
             base,
@@ -176,10 +178,10 @@ impl Warpgroup<'_> {
             let slot = ptx::cvta_shared_u64((self.base + ELECT_BYTES * self.index).into()) as *mut T;
             self.sync();
             if self.thread == 0 {
-                slot.write_volatile(f(self));
+                slot.write(f(self));
             }
             self.sync();
-            slot.read_volatile()
+            slot.read()
         }
     }
 

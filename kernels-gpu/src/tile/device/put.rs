@@ -14,6 +14,7 @@ unsafe extern "C" {
 
 impl Warpgroup<'_> {
     /// Sends a block, then its signal; collective. What this warpgroup stored at `from` before is sent.
+    #[inline(always)]
     pub fn put_signal(&mut self, put: &Put) {
         self.sync();
         if self.warp_lane().0 == 0 {
@@ -30,6 +31,7 @@ impl Warpgroup<'_> {
     }
 
     /// Sets a signal of `pe`, after everything that this thread has read and written. Call on one thread.
+    #[inline(always)]
     pub fn set_signal(&self, signal: Place, value: u64, pe: u32) {
         // SAFETY: a word of the symmetric heap, by the launcher's word.
         unsafe {
@@ -40,6 +42,7 @@ impl Warpgroup<'_> {
 
     /// Waits until the blocks that this warpgroup has put have left, so that their memory may be written again; collective.
     /// Some transports start on a put only here.
+    #[inline(always)]
     pub fn finish_puts(&mut self) {
         if self.warp_lane().0 == 0 {
             // SAFETY: no conditions. All lanes call: each may have begun a part.

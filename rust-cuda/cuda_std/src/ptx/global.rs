@@ -41,12 +41,22 @@ instructions! {
     /// Loads 4 numbers that nobody writes.
     read ld_global_nc_v4_f32(address: reg64 *const f32) -> [a, b, c, d: reg32 f32] =
         "ld.global.nc.v4.f32 {{{a}, {b}, {c}, {d}}}, [{address}];";
+    /// Loads a word that nobody writes, if `condition` is not 0; else it is 0.
+    read ld_global_nc_u32_if(address: reg64 *const u32, condition: reg32 u32) -> (value: reg32 u32) =
+        "{{ .reg .pred p; setp.ne.b32 p, {condition}, 0; mov.b32 {value}, 0; @p ld.global.nc.u32 {value}, [{address}]; }}";
+    /// Loads 2 words that nobody writes, if `condition` is not 0; else they are 0.
+    read ld_global_nc_v2_u32_if(address: reg64 *const u32, condition: reg32 u32) -> [a, b: reg32 u32] =
+        "{{ .reg .pred p; setp.ne.b32 p, {condition}, 0; mov.b32 {a}, 0; mov.b32 {b}, 0; \
+         @p ld.global.nc.v2.u32 {{{a}, {b}}}, [{address}]; }}";
     /// Stores 16 bits.
     opaque st_global_b16(address: reg64 *mut u16, value: reg16 u16) = "st.global.b16 [{address}], {value};";
     /// Stores a word.
     opaque st_global_u32(address: reg64 *mut u32, value: reg32 u32) = "st.global.u32 [{address}], {value};";
     /// Stores a number.
     opaque st_global_f32(address: reg64 *mut f32, value: reg32 f32) = "st.global.f32 [{address}], {value};";
+    /// Stores a number, if `condition` is not 0. No branch, so it may stand between products under way.
+    opaque st_global_f32_if(address: reg64 *mut f32, value: reg32 f32, condition: reg32 u32) =
+        "{{ .reg .pred p; setp.ne.b32 p, {condition}, 0; @p st.global.f32 [{address}], {value}; }}";
     /// Stores a double word.
     opaque st_global_u64(address: reg64 *mut u64, value: reg64 u64) = "st.global.u64 [{address}], {value};";
     /// Stores 2 words.

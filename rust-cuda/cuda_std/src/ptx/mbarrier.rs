@@ -10,6 +10,9 @@ instructions! {
     opaque mbarrier_inval(barrier: reg32 u32) = "mbarrier.inval.shared::cta.b64 [{barrier}];";
     /// Arrives, with release.
     opaque mbarrier_arrive(barrier: reg32 u32) = "mbarrier.arrive.shared::cta.b64 _, [{barrier}];";
+    /// Arrives, with release, if `condition` is not 0. No branch, so it may stand between products under way.
+    opaque mbarrier_arrive_if(barrier: reg32 u32, condition: reg32 u32) =
+        "{{ .reg .pred p; setp.ne.b32 p, {condition}, 0; @p mbarrier.arrive.shared::cta.b64 _, [{barrier}]; }}";
     /// Announces `bytes` (below 2^20) more to be copied in this phase, then arrives.
     opaque mbarrier_arrive_expect_tx(barrier: reg32 u32, bytes: reg32 u32) =
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{barrier}], {bytes};";

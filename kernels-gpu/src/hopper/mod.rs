@@ -1,0 +1,68 @@
+//! The forward's two heavy kernels for Hopper: operands of bf16, K = V = 128, chunks of 64 tokens.
+//!
+//! They compute what [`crate::prep`] and [`crate::scan`] compute, from the same parameters, into the same record of a chunk and
+//! head; only the bytes inside a record differ: operands lie there as the images that shared memory holds, so that a bulk
+//! copy brings them to where the tensor cores read them. A *panel* is 64 columns: rows of 128 bytes, whose 16-byte pieces
+//! are permuted by `piece ^ (row % 8)` (the 128-byte swizzle). The same panel can be read row by row (K-major) and column
+//! by column (MN-major), so each operand has one image for all products.
+
+#[cfg(target_arch = "nvptx64")]
+mod operands;
+#[cfg(target_arch = "nvptx64")]
+pub mod prep;
+#[cfg(target_arch = "nvptx64")]
+pub mod scan;
+
+use crate::element::DtypeCode;
+use crate::params::Sizes;
+use crate::tile::RESERVED_BYTES;
+
+#[cfg(target_arch = "nvptx64")]
+pub(crate) use operands::*;
+
+/// Bytes of a panel of 64 rows.
+pub const PANEL: u32 = 8192;
+/// Bytes of an image of 64 rows and 128 columns.
+pub const IMAGE: u32 = 2 * PANEL;
+
+/// Places of a record's images, in bytes: w, A', qg, Aqk, kg.
+pub const RECORD_W: u32 = 0;
+/// See [`RECORD_W`].
+pub const RECORD_A: u32 = IMAGE;
+/// See [`RECORD_W`].
+pub const RECORD_QG: u32 = RECORD_A + PANEL;
+/// See [`RECORD_W`].
+pub const RECORD_AQK: u32 = RECORD_QG + IMAGE;
+/// See [`RECORD_W`].
+pub const RECORD_KG: u32 = RECORD_AQK + PANEL;
+/// Bytes of a record.
+pub const RECORD: u32 = RECORD_KG + IMAGE;
+
+/// Key and value channels that these kernels are for.
+pub const CHANNELS: usize = 128;
+/// Tokens of a chunk that these kernels are for.
+pub const CHUNK: usize = 64;
+
+/// Whether these kernels compute problems of these sizes and this operand type.
+pub fn fits(sizes: &Sizes, operands: DtypeCode) -> bool {
+    let [k, v, chunk] = [CHANNELS, CHANNELS, CHUNK].map(|x| x as u32);
+    operands == DtypeCode::Bf16 && (sizes.k, sizes.v, sizes.chunk) == (k, v, chunk)
+}
+
+/// Warpgroups in a block of `prep`.
+pub const PREP_WARPGROUPS: usize = 2;
+/// Bytes of shared memory of a block of `prep`: seven tiles of operands, and rows of decays, norms and beta.
+pub const PREP_SHARED: usize = 6 * IMAGE as usize + 4 * CHANNELS * 4 + 64 * (2 * 2 * 4 + 2 * 4 + 4);
+
+/// Chunks under way in a block of the scan with `n` walking warpgroups (it has `n + 1`).
+pub const fn scan_stages(n: usize) -> u32 {
+    if n == 1 { 3 } else { 2 }
+}
+/// Bytes of one chunk's operands for `n` walking warpgroups: the record, and each one's v (then its outputs).
+pub const fn scan_stage_bytes(n: usize) -> u32 {
+    RECORD + n as u32 * PANEL
+}
+/// Bytes of shared memory of a block of the scan with `n` walking warpgroups: stages, their decays and barriers.
+pub const fn scan_shared(n: usize) -> usize {
+    RESERVED_BYTES + scan_stages(n) as usize * (scan_stage_bytes(n) as usize + CHANNELS * 4 + 64)
+}

@@ -1,0 +1,82 @@
+//! Registers, descriptors and barriers.
+
+use cuda_std::ptx;
+
+/// Repeats `$body` with the constant `$i` from `$first`, 4 times for each `.`: registers in arrays need constant indices.
+macro_rules! repeat {
+    ($i:ident from $first:expr, . => $body:block) => {{
+        { const $i: usize = $first; $body }
+        { const $i: usize = $first + 1; $body }
+        { const $i: usize = $first + 2; $body }
+        { const $i: usize = $first + 3; $body }
+    }};
+    ($i:ident in 2 => $body:block) => {{
+        { const $i: usize = 0; $body }
+        { const $i: usize = 1; $body }
+    }};
+    ($i:ident in 4 => $body:block) => { repeat!($i from 0, . => $body) };
+    ($i:ident in 8 => $body:block) => {{ repeat!($i from 0, . => $body); repeat!($i from 4, . => $body) }};
+    ($i:ident in 16 => $body:block) => {{
+        repeat!($i from 0, . => $body);
+        repeat!($i from 4, . => $body);
+        repeat!($i from 8, . => $body);
+        repeat!($i from 12, . => $body)
+    }};
+    ($i:ident in 32 => $body:block) => {{
+        repeat!($i in 16 => $body);
+        repeat!($i from 16, . => $body);
+        repeat!($i from 20, . => $body);
+        repeat!($i from 24, . => $body);
+        repeat!($i from 28, . => $body)
+    }};
+    ($i:ident in 64 => $body:block) => {{
+        repeat!($i in 32 => $body);
+        repeat!($i from 32, . => $body);
+        repeat!($i from 36, . => $body);
+        repeat!($i from 40, . => $body);
+        repeat!($i from 44, . => $body);
+        repeat!($i from 48, . => $body);
+        repeat!($i from 52, . => $body);
+        repeat!($i from 56, . => $body);
+        repeat!($i from 60, . => $body)
+    }};
+}
+pub(crate) use repeat;
+
+/// Descriptor of an image whose rows are M or N and whose columns are the inner extent.
+#[inline(always)]
+pub const fn by_rows(address: u32) -> u64 {
+    ptx::wgmma_descriptor_128(address, 16, 1024)
+}
+
+/// Descriptor of an image whose columns are M or N and whose rows are the inner extent; panels `panel` bytes apart.
+#[inline(always)]
+pub const fn by_columns(address: u32, panel: u32) -> u64 {
+    ptx::wgmma_descriptor_128(address, panel, 1024)
+}
+
+/// What descriptors grow by for step `step` of 16 inner elements, read by rows, panels `panel` bytes apart.
+pub const fn row_step(step: usize, panel: u32) -> u64 {
+    ((step as u32 / 4 * panel + step as u32 % 4 * 32) >> 4) as u64
+}
+
+/// What descriptors grow by for step `step` of 16 inner elements, read by columns.
+pub const fn column_step(step: usize) -> u64 {
+    (step as u64 * 2048) >> 4
+}
+
+/// Waits for the phase of parity `parity`.
+///
+/// # Safety
+/// `barrier` is an initialised mbarrier of this block.
+#[inline(always)]
+pub unsafe fn wait(barrier: u32, parity: u32) {
+    // SAFETY: by contract.
+    while !unsafe { ptx::mbarrier_try_wait_parity(barrier, parity) } {}
+}
+
+/// The two numbers of a pair of bf16.
+#[inline(always)]
+pub fn unpack(pair: u32) -> [f32; 2] {
+    [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
+}
