@@ -39,6 +39,8 @@ pub struct Port<'p> {
 pub const STEP_SCAN: u32 = 1;
 /// [`Port::step`] of the correction.
 pub const STEP_FIX: u32 = 2;
+/// [`Port::step`] of the reverse scan.
+pub const STEP_SCAN_BACK: u32 = 3;
 
 /// Whom a segment's summary of one head goes to: a run of the table of targets.
 #[derive(Clone, Copy)]

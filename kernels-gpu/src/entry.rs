@@ -10,11 +10,12 @@
 use cuda_std::kernel;
 use half::{bf16, f16};
 
+use crate::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
 use crate::fixup::fix_out;
 use crate::gate::{Gdn, Kda};
 #[cfg(not(feature = "nvshmem"))]
 use crate::hopper;
-use crate::params::{FixParams, PrepParams, ScanParams};
+use crate::params::{FixParams, GradParams, PrepParams, ReduceParams, ScanBackParams, ScanParams, StatesParams};
 use crate::prep::prep;
 use crate::scan::scan_push;
 use crate::tile::Warpgroup;
@@ -49,6 +50,19 @@ entries! {
     fix_out_f32 = fix_out::<f32>, FixParams;
     fix_out_bf16 = fix_out::<bf16>, FixParams;
     fix_out_f16 = fix_out::<f16>, FixParams;
+    scan_back_f32 = scan_back::<f32>, ScanBackParams;
+    scan_back_bf16 = scan_back::<bf16>, ScanBackParams;
+    scan_back_f16 = scan_back::<f16>, ScanBackParams;
+    scan_states_f32 = scan_states::<f32>, StatesParams;
+    scan_states_bf16 = scan_states::<bf16>, StatesParams;
+    scan_states_f16 = scan_states::<f16>, StatesParams;
+    grad_kda_f32 = grad::<Kda, f32>, GradParams;
+    grad_kda_bf16 = grad::<Kda, bf16>, GradParams;
+    grad_kda_f16 = grad::<Kda, f16>, GradParams;
+    grad_gdn_f32 = grad::<Gdn, f32>, GradParams;
+    grad_gdn_bf16 = grad::<Gdn, bf16>, GradParams;
+    grad_gdn_f16 = grad::<Gdn, f16>, GradParams;
+    reduce_f32 = reduce, ReduceParams;
 }
 
 /// [`hopper::prep::prep`].

@@ -7,6 +7,8 @@
 //! S_out = S_own + M_own S_in                       where the sequence ends here
 //! ```
 //! Transposed as in the scan: S^T is `[64, K]` for a column block, M^T `[K, K]`, so S_new^T = S^T + S_in^T M^T.
+//! In a backward step S is the gradient of a state, later PEs take the place of earlier ones, and the map is the
+//! transpose: S_in <- S + M^T S_in.
 //!
 //! The only kernel that waits for other PEs (outside exact mode). Items come by ticket; the one that merges a
 //! column block precedes those that use its result, so a block only ever waits for blocks that already run.
@@ -197,7 +199,7 @@ fn each_slab(wg: &mut Warpgroup<'_>, p: &FixParams, mut f: impl FnMut(&mut Warpg
     }
 }
 
-/// Columns `channel ..` of s^T + S_in^T M^T (without the product if `with_m` is false). Of narrow operands, the product
+/// Columns `channel ..` of s^T + S_in^T M^T, or s^T + S_in^T M if `m_transposed` (without the product if `with_m` is false). Of narrow operands, the product
 /// of the two rests is left out: it is below f32 rounding.
 #[allow(clippy::too_many_arguments)]
 fn compose<E: OperandElement>(
@@ -217,8 +219,14 @@ fn compose<E: OperandElement>(
         for block in layout.s_blocks()..layout.blocks() {
             let (first, count) = layout.columns(block);
             let (first, count) = (first as usize, count as usize);
-            let (m, m_rest) = (t.m.part(0, 0, count, width), t.m_rest.part(0, 0, count, width));
-            let source = m_block(wg, block).columns(channel, width);
+            // Rows of what lies there are columns of M.
+            let source = if p.m_transposed != 0 {
+                let slab = (channel / BLOCK_COLUMNS) as u32;
+                m_block(wg, layout.s_blocks() + slab).columns(first, count)
+            } else {
+                m_block(wg, block).columns(channel, width)
+            };
+            let (m, m_rest) = (t.m.part(0, 0, source.rows, source.cols), t.m_rest.part(0, 0, source.rows, source.cols));
             let m_is_wider = !E::WIDE && source.tensor.dtype() == DtypeCode::F32;
             wg.sync();
             wg.load(m, source);
@@ -226,6 +234,7 @@ fn compose<E: OperandElement>(
                 wg.load_map(m_rest, source, 0.0, |x| x - E::round(x));
             }
             wg.sync();
+            let (m, m_rest) = if p.m_transposed != 0 { (m.t(), m_rest.t()) } else { (m, m_rest) };
             acc.mma(wg, t.operand.columns(first, count), m);
             if !E::WIDE {
                 acc.mma(wg, t.rest.columns(first, count), m);

@@ -17,7 +17,7 @@ use super::{Exit, Invocation};
 use crate::file::{Entry, FileError, check_writable, save};
 use crate::inputs::{Op, StateLayout};
 use crate::op::whole::Whole;
-use crate::op::{Config, Device, MWire, Mode, Transport};
+use crate::op::{Config, Device, MWire, Mode, Recompute, Transport};
 use crate::tensor::Dtype;
 use crate::trace::Trace;
 use crate::world::{Pe, RunError, WorldError, WorldOptions};
@@ -172,6 +172,7 @@ impl Args {
             m_wire: self.m_wire,
             transport: self.transport,
             final_state: true,
+            recompute: Recompute::All,
             checked: self.checked,
             allow_nonfinite: self.allow_nonfinite,
             workers: None,

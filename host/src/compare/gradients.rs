@@ -45,7 +45,8 @@ const NEGLIGIBLE: f64 = 1e-24;
 ///
 /// A tensor is right if its relative RMS error is within [`gradient_tolerance`], or if every element is off by at most the
 /// tolerance times its size plus what is allowed whatever its size: of gradients of the gate, 2e-5 (f32) or a unit roundoff
-/// (16-bit types) times `max(max|q dq|, max|k dk|)`; of the others, next to nothing. So a gradient that is exactly zero, as
+/// (16-bit types) times `max(max|q dq|, max|k dk|)`, the sum over all channels for the one decay of a GDN head, or what the
+/// decay of a first token scales, the products of h0 and dh0; of the others, next to nothing. So a gradient that is exactly zero, as
 /// that of the decay of a single token is, may be found as rounding errors.
 ///
 /// # Panics
@@ -108,11 +109,22 @@ impl Floors {
         let product = |x: &crate::tensor::TensorView<'_>, name: &str| {
             get(name).map_or(0.0, |dx| largest(&mut dx.iter().enumerate().map(|(i, dx)| dx * x.get(i))))
         };
-        let dg = dg_floor(inputs.dtype()) * product(&inputs.q, "dq").max(product(&inputs.k, "dk"));
-        let (raw, a_log) = p.gate_steepness();
         // Rounding errors of a sum's terms are independent, so they add up in squares.
         let tokens = (p.dims.b * p.dims.t) as f64;
-        let channels = if p.op == Op::Kda { p.dims.k as f64 } else { 1.0 };
+        let (k, channels) = (p.dims.k as f64, if p.op == Op::Kda { p.dims.k as f64 } else { 1.0 });
+        // The one decay of a head has the terms of all channels.
+        let terms = (k / channels).sqrt() * product(&inputs.q, "dq").max(product(&inputs.k, "dk"));
+        // What the decays of a sequence's first tokens scale, for each of `channels`. A sum of many terms, unlike a largest
+        // term, has no room in it: four standard deviations.
+        let size = p.dims.k * p.dims.v;
+        let state = inputs.initial_state.as_ref().zip(get("dh0")).map_or(0.0, |(h0, dh0)| {
+            let products: Vec<f64> = dh0.iter().enumerate().map(|(i, x)| x * h0.get(i)).collect();
+            4.0 * largest(
+                &mut products.chunks(size).map(|head| (head.iter().map(|x| x * x).sum::<f64>() / channels).sqrt()),
+            )
+        });
+        let dg = dg_floor(inputs.dtype()) * terms.max(state);
+        let (raw, a_log) = p.gate_steepness();
         let others = NEGLIGIBLE * largest(&mut expected.iter().flat_map(|(_, x)| x.iter().copied()));
         Self {
             dg,

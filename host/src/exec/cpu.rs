@@ -11,7 +11,7 @@ use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::{TrapRecord, Watch};
 use kernels_gpu::tile::host::{BlockRunner, Fault, LaunchContext};
 
-use super::{Body, ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes, Waits};
+use super::{Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Waits};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
 use crate::world::Pe;
 
@@ -21,9 +21,24 @@ pub struct Cpu {
     runners: Vec<Mutex<BlockRunner>>,
     origin: Instant,
     scratch: HashMap<Scratch, Vec<u64>>,
+    spare: Vec<CpuMemory>,
     image: Vec<u64>,
     watch: Box<Watch>,
     times: Vec<Duration>,
+}
+
+/// Memory of the host that outlives a step.
+#[derive(Debug)]
+pub struct CpuMemory(Vec<u64>);
+
+impl KeptMemory for CpuMemory {
+    fn address(&mut self) -> u64 {
+        if self.0.is_empty() { 0 } else { self.0.as_mut_ptr() as u64 }
+    }
+
+    fn bytes(&self) -> usize {
+        8 * self.0.len()
+    }
 }
 
 /// The threads of a PE's executor could not be started.
@@ -54,9 +69,9 @@ impl Cpu {
             ),
         };
         let runners = (0..workers).map(|_| Mutex::new(BlockRunner::new())).collect();
-        let (scratch, image, times) = (HashMap::new(), Vec::new(), Vec::new());
+        let (scratch, spare, image, times) = (HashMap::new(), Vec::new(), Vec::new(), Vec::new());
         let watch = Box::new(Watch::zeroed());
-        Ok(Self { pool, runners, origin: Instant::now(), scratch, image, watch, times })
+        Ok(Self { pool, runners, origin: Instant::now(), scratch, spare, image, watch, times })
     }
 
     /// Blocks that run at the same time.
@@ -67,13 +82,13 @@ impl Cpu {
     /// Runs a kernel to its end.
     fn run<K: Kernel>(&self, launch: &Launch<'_>, params: &K) -> Result<(), Fault> {
         let kernel = K::host_entry(launch.op, launch.dtype);
-        let blocks = match launch.grid {
+        let blocks = match launch.blocks.grid {
             Grid::Blocks(blocks) => blocks,
             Grid::Resident => self.workers(),
         };
         let context = LaunchContext {
             kernel: K::NAME,
-            warpgroups: launch.warpgroups,
+            warpgroups: launch.blocks.warpgroups,
             grid: blocks,
             origin: self.origin,
             checker: launch.checker,
@@ -117,6 +132,24 @@ fn param(addr: u64, len: usize, dtype: Dtype) -> Param {
 }
 
 impl Executor for Cpu {
+    type Memory = CpuMemory;
+
+    fn keep(&mut self, bytes: usize) -> Result<CpuMemory, ExecError> {
+        // Layers are alike, so what one gave back is just what another asks for.
+        match self.spare.iter().position(|spare| spare.bytes() == bytes.next_multiple_of(8)) {
+            Some(at) => Ok(self.spare.swap_remove(at)),
+            None => {
+                // One comes, one goes: sizes that are not asked for any more do not pile up.
+                self.spare.drain(..self.spare.len().min(1));
+                Ok(CpuMemory(vec![0; bytes.div_ceil(8)]))
+            }
+        }
+    }
+
+    fn reuse(&mut self, memory: CpuMemory) {
+        self.spare.push(memory);
+    }
+
     fn input(&mut self, _: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError> {
         let addr = match tensor.data() {
             Data::F32(x) => x.as_ptr() as u64,
@@ -145,7 +178,8 @@ impl Executor for Cpu {
     }
 
     fn scratch_bytes(&self) -> usize {
-        8 * (self.image.len() + self.scratch.values().map(Vec::len).sum::<usize>())
+        let spare: usize = self.spare.iter().map(CpuMemory::bytes).sum();
+        spare + 8 * (self.image.len() + self.scratch.values().map(Vec::len).sum::<usize>())
     }
 
     fn put_image(&mut self, image: &Image) -> Result<u64, ExecError> {

@@ -3,6 +3,7 @@
 use kernels_gpu::params::Way;
 use kernels_gpu::protocol::ChannelLayout;
 
+use super::agreement::Direction;
 use super::{Config, OpError, Transport};
 use crate::exec::{Executor, SymmetricBytes};
 use crate::inputs::{Dims, Inputs};
@@ -35,15 +36,21 @@ pub(super) fn heap_bytes(layout: &ChannelLayout) -> usize {
 }
 
 impl Channel {
-    /// Collective: allocates the channel on every PE, with all words zero. How each PE is sent to is decided here, once.
+    /// Collective: allocates the channel on every PE, with all words zero. States of a forward step and gradients of a
+    /// backward step travel in channels of their own, see `kernels_gpu::protocol`. How each PE is sent to is decided here, once.
     pub fn new<X: Executor>(
         exec: &mut X,
         pe: &Pe,
+        direction: Direction,
         layout: ChannelLayout,
         transport: Transport,
     ) -> Result<Self, OpError> {
-        let payload = exec.symmetric(pe, "summary slots", layout.payload_bytes())?;
-        let words = exec.symmetric(pe, "summary signals", layout.words() * size_of::<u64>())?;
+        let (slots, signals) = match direction {
+            Direction::Forward => ("summary slots", "summary signals"),
+            Direction::Backward => ("gradient slots", "gradient signals"),
+        };
+        let payload = exec.symmetric(pe, slots, layout.payload_bytes())?;
+        let words = exec.symmetric(pe, signals, layout.words() * size_of::<u64>())?;
         let way = |rank: usize| {
             let reached = payload.addresses[rank].is_some() && words.addresses[rank].is_some();
             let stores = rank == pe.rank() || (reached && transport == Transport::Auto);

@@ -38,19 +38,16 @@ pub struct Report {
     pub scratch_bytes: usize,
     /// Symmetric heap in use.
     pub heap_bytes: usize,
-    /// Most bytes of device memory held at once so far: inputs and results that were brought there, scratch, and heap.
+    /// Most bytes of device memory held at once so far: inputs and results that were brought there, scratch, what steps kept, and
+    /// heap.
     pub peak_device_bytes: usize,
     /// Where the step waited for other PEs.
     pub waits: Waits,
 }
 
 /// The stamps that a step's kernels left, as a timeline.
-pub(super) fn timeline(rank: usize, stamps: &[Stamp], asked: u64, hv: usize, waits: Waits) -> Trace {
-    let name = match waits {
-        Waits::Kernels => "forward",
-        Waits::Host => "forward, PEs that share a device wait on the host",
-    };
-    let mut trace = Trace::new(name, "block");
+pub(super) fn timeline(title: &str, rank: usize, stamps: &[Stamp], asked: u64, hv: usize) -> Trace {
+    let mut trace = Trace::new(title, "block");
     let kept = stamps.len().min(asked as usize);
     for stamp in &stamps[..kept] {
         let (name, kind) = match stamp.kind {

@@ -8,6 +8,7 @@
 //! Nothing here waits forever: each wait ends when all PEs have arrived, when one failed or left, or at the timeout,
 //! and the error names the PE.
 
+mod calls;
 mod collective;
 mod control;
 mod environment;

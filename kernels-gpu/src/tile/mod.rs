@@ -9,8 +9,10 @@
 //! * Every warpgroup of a block allocates the same shared tiles in the same order, before its work loop.
 //! * A shared tile's element type says how values are rounded when they are stored; products accumulate in f32.
 
+mod pairs;
 mod put;
 
+pub use pairs::Pairs;
 pub use put::{Place, Put};
 
 #[cfg(not(target_arch = "nvptx64"))]

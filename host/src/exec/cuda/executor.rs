@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::{TrapRecord, Watch};
 
-use super::buffers::{Buffers, Use};
+use super::buffers::{Buffers, Counted, Use};
 use super::{CudaError, DeviceBuffer, Event, Gpu, HostBuffer, Kernels, Shape, Stream};
 use crate::exec::cpu::code;
-use crate::exec::{Body, ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes, Waits};
+use crate::exec::{
+    Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Waits,
+};
 use crate::heap::{DevicePool, Heap};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
 use crate::world::Pe;
@@ -57,6 +59,8 @@ pub struct CudaExecutor {
     heap: Heap<DevicePool>,
     sharing: Sharing,
     buffers: Buffers,
+    /// Memory that a step kept for a later one and that came back.
+    returned: Vec<Counted>,
     /// A [`Watch`].
     watch: HostBuffer,
     /// Begin and end of each launch since times were last taken, and spare events.
@@ -77,6 +81,7 @@ impl CudaExecutor {
             heap,
             sharing,
             buffers: Buffers::new(gpu),
+            returned: Vec::new(),
             watch: gpu.host_buffer(size_of::<Watch>())?,
             timed: Vec::new(),
             spare: Vec::new(),
@@ -116,7 +121,33 @@ fn bytes_of<'a>(data: &Data<'a>) -> &'a [u8] {
     }
 }
 
+impl KeptMemory for Counted {
+    fn address(&mut self) -> u64 {
+        DeviceBuffer::address(self)
+    }
+
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+}
+
 impl Executor for CudaExecutor {
+    type Memory = Counted;
+
+    fn keep(&mut self, bytes: usize) -> Result<Counted, ExecError> {
+        // Layers are alike, so what one gave back is just what another asks for; nothing is allocated in the long run.
+        if let Some(at) = self.returned.iter().position(|buffer| buffer.len() == bytes) {
+            return Ok(self.returned.swap_remove(at));
+        }
+        // One comes, one goes: sizes that are not asked for any more do not pile up.
+        self.returned.drain(..self.returned.len().min(1));
+        Ok(self.buffers.alloc(bytes)?)
+    }
+
+    fn reuse(&mut self, memory: Counted) {
+        self.returned.push(memory);
+    }
+
     fn input(&mut self, slot: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError> {
         let bytes = bytes_of(&tensor.data());
         let memory = self.buffers.at_least(&self.stream, Use::Slot(slot), bytes.len())?;
@@ -146,7 +177,8 @@ impl Executor for CudaExecutor {
     }
 
     fn scratch_bytes(&self) -> usize {
-        self.buffers.bytes(|what| matches!(what, Use::Scratch(_) | Use::Image))
+        let returned: usize = self.returned.iter().map(|buffer| buffer.len()).sum();
+        returned + self.buffers.bytes(|what| matches!(what, Use::Scratch(_) | Use::Image))
     }
 
     fn put_image(&mut self, image: &Image) -> Result<u64, ExecError> {
@@ -178,14 +210,14 @@ impl Executor for CudaExecutor {
 
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {
         let (begin, end) = (self.event()?, self.event()?);
-        let threads = (launch.warpgroups * WARPGROUP) as u32;
-        let shared_bytes = launch.shared_bytes as u32;
-        let name = match launch.body {
+        let threads = (launch.blocks.warpgroups * WARPGROUP) as u32;
+        let shared_bytes = launch.blocks.shared_bytes as u32;
+        let name = match launch.blocks.body {
             Body::Portable => K::device_entry(launch.op, launch.dtype),
-            Body::Hopper => K::hopper_entry(launch.op, launch.warpgroups),
+            Body::Hopper => K::hopper_entry(launch.op, launch.blocks.warpgroups),
         };
         let function = self.kernels.function(&name);
-        let blocks = match launch.grid {
+        let blocks = match launch.blocks.grid {
             Grid::Blocks(blocks) => blocks as u32,
             Grid::Resident => {
                 let residency = function.residency(threads, shared_bytes)?;
@@ -195,7 +227,7 @@ impl Executor for CudaExecutor {
         begin.record(&self.stream)?;
         if blocks > 0 {
             let shape = Shape { blocks, threads, shared_bytes };
-            if launch.grid == Grid::Resident {
+            if launch.blocks.grid == Grid::Resident {
                 function.check_resident(shape, self.sharing.pes as u32)?;
             }
             // SAFETY: the entry takes these parameters by value; the step keeps all memory that they name until it has

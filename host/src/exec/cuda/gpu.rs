@@ -83,16 +83,16 @@ pub(super) struct Ledger {
 
 impl Ledger {
     // Relaxed throughout: the numbers order nothing.
-    fn take(&self, bytes: usize) {
+    pub(super) fn take(&self, bytes: usize) {
         let now = self.current.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(now, Ordering::Relaxed);
     }
 
-    fn give(&self, bytes: usize) {
+    pub(super) fn give(&self, bytes: usize) {
         self.current.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    fn read(&self) -> MemoryUse {
+    pub(super) fn read(&self) -> MemoryUse {
         MemoryUse { current: self.current.load(Ordering::Relaxed), peak: self.peak.load(Ordering::Relaxed) }
     }
 }

@@ -18,6 +18,7 @@ mod memory;
 mod module;
 mod stream;
 
+pub use buffers::Counted;
 pub use error::{CudaError, Failure};
 pub use executor::{CudaExecutor, Sharing};
 pub(crate) use gpu::mps_is_running;

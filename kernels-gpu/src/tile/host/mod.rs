@@ -9,6 +9,7 @@
 //! ([`check`]), and every launch knows which output elements must be written.
 
 mod acc;
+mod backward;
 pub mod check;
 mod global;
 mod launch;
