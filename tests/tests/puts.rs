@@ -5,12 +5,12 @@ mod cp;
 
 use std::time::Duration;
 
-use cp::{MODES, Solved, check_rank, options};
+use cp::{MODES, Solved, check_rank, options, plan_of};
 use deltalink::compare::{Regime, tolerance};
 use deltalink::generate::{BetaKind, Decay, Spec};
 use deltalink::inputs::Op;
 use deltalink::op::whole::{self, Share, Whole};
-use deltalink::op::{Config, ContextParallel, OpError, Transport};
+use deltalink::op::{Config, ContextParallel, OpError, Recompute, Transport};
 use deltalink::plan::{Cuts, Plan};
 use deltalink::tensor::Dtype;
 use deltalink::world::{Pe, WorldOptions, run_threads};
@@ -47,6 +47,23 @@ fn puts_give_the_bits_of_stores() {
             assert!(bytes(&stored) == bytes(&put), "{mode}: {spec:?}");
             let sent = |whole: &Whole| whole.reports.iter().map(|r| (r.bytes_sent, r.messages)).collect::<Vec<_>>();
             assert_eq!(sent(&stored), sent(&put), "{mode}");
+        }
+    }
+}
+
+#[test]
+fn gradients_are_put_as_well() {
+    for spec in specs() {
+        let (case, upstream) = (spec.generate(), spec.generate_upstream(true));
+        let plan = plan_of(case.cu_seqlens(), spec.b, spec.t, &Cuts::equal(4));
+        for mode in MODES {
+            let by = |transport| {
+                let config = Config { mode, transport, chunk: 16, recompute: Recompute::States, ..Config::default() };
+                let options = WorldOptions::default();
+                let trained = whole::backward(&plan, &case.inputs(), &upstream.view(), &config, &options);
+                trained.unwrap_or_else(|error| panic!("{mode}, {transport:?}: {error}")).gradients
+            };
+            assert!(by(Transport::Auto) == by(Transport::Put), "{mode}: {spec:?}");
         }
     }
 }
