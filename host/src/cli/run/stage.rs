@@ -34,7 +34,7 @@ pub(super) enum Operation<'pe> {
     Cpu(ContextParallel<'pe>),
     /// On a GPU, with slots in NVSHMEM's heap.
     #[cfg(feature = "cuda")]
-    Cuda { op: ContextParallel<'pe, CudaExecutor>, nvshmem: Nvshmem<'pe> },
+    Cuda { op: Box<ContextParallel<'pe, CudaExecutor>>, nvshmem: Nvshmem<'pe> },
 }
 
 impl<'pe> Operation<'pe> {
@@ -55,7 +55,7 @@ impl<'pe> Operation<'pe> {
                     tracing::warn!("{warning}");
                 }
                 match on_gpu(pe, config, &gpu, &mut nvshmem) {
-                    Ok(op) => Ok(Operation::Cuda { op, nvshmem }),
+                    Ok(op) => Ok(Operation::Cuda { op: Box::new(op), nvshmem }),
                     Err(error) => {
                         nvshmem.abandon();
                         Err(error)
