@@ -2,7 +2,11 @@
 //!
 //! Names are `KERNEL_GATE_TYPE` or `KERNEL_TYPE`; parameters go by value; blocks are
 //! `WARPGROUPS * 128` threads with the kernel's `shared_bytes` of dynamic shared memory.
+//!
+//! A module with NVSHMEM (feature `nvshmem`) has the portable bodies alone: instructions of the others, which move registers
+//! between warps, are ignored in what is linked.
 
+#[cfg(not(feature = "nvshmem"))]
 use cuda_std::kernel;
 use half::{bf16, f16};
 
@@ -10,6 +14,7 @@ use crate::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_
 use crate::comm_bench::{CommBenchParams, comm_bench as exchange};
 use crate::fixup::fix_out;
 use crate::gate::{Gdn, Kda};
+#[cfg(not(feature = "nvshmem"))]
 use crate::hopper;
 use crate::params::{FixParams, GradParams, PrepParams, ReduceParams, ScanBackParams, ScanParams, StatesParams};
 use crate::prep::prep;
@@ -66,6 +71,7 @@ entries! {
 ///
 /// # Safety
 /// As of the other entries.
+#[cfg(not(feature = "nvshmem"))]
 #[kernel(threads = 256, blocks_per_sm = 2)]
 pub unsafe fn prep_kda_bf16_hopper(params: PrepParams) {
     // SAFETY: as in the other entries.
@@ -77,6 +83,7 @@ pub unsafe fn prep_kda_bf16_hopper(params: PrepParams) {
 ///
 /// # Safety
 /// As of the other entries.
+#[cfg(not(feature = "nvshmem"))]
 #[kernel(threads = 256, blocks_per_sm = 2)]
 pub unsafe fn prep_gdn_bf16_hopper(params: PrepParams) {
     // SAFETY: as in the other entries.
@@ -88,6 +95,7 @@ pub unsafe fn prep_gdn_bf16_hopper(params: PrepParams) {
 ///
 /// # Safety
 /// As of the other entries.
+#[cfg(not(feature = "nvshmem"))]
 #[kernel(threads = 256, registers = 240)]
 pub unsafe fn scan_push_bf16_hopper_1(params: ScanParams) {
     // SAFETY: as in the other entries.
@@ -99,6 +107,7 @@ pub unsafe fn scan_push_bf16_hopper_1(params: ScanParams) {
 ///
 /// # Safety
 /// As of the other entries.
+#[cfg(not(feature = "nvshmem"))]
 #[kernel(threads = 384, registers = 168)]
 pub unsafe fn scan_push_bf16_hopper_2(params: ScanParams) {
     // SAFETY: as in the other entries.

@@ -4,6 +4,8 @@ mod bad_input;
 mod bench;
 mod doctor;
 mod files;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod help;
 mod processes;
 mod run;

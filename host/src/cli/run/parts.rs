@@ -3,10 +3,9 @@
 //! Little-endian: the length of the header in 8 bytes, the header as JSON, `o`, the final states, the timeline as Chrome
 //! trace JSON. Both sides are the same program: they have compared versions before they computed.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
+use super::soak::Outcome;
 use crate::op::{Forward, Report};
 use crate::tensor::{Dtype, Tensor};
 use crate::trace::Trace;
@@ -17,54 +16,19 @@ struct Header {
     o: Vec<usize>,
     states: Option<Vec<usize>>,
     has_trace: bool,
-    report: Counts,
+    report: Report,
+    outcome: Outcome,
 }
 
-/// A [`Report`] without the times of single kernels, which only the PE itself looks at.
-#[derive(Serialize, Deserialize)]
-pub(super) struct Counts {
-    tokens: usize,
-    bytes_sent: u64,
-    messages: u64,
-    compute: Duration,
-    exposed_wait: Duration,
-    slot_wait: Duration,
-    scratch_bytes: usize,
-    heap_bytes: usize,
-}
-
-impl Counts {
-    pub fn of(r: &Report) -> Self {
-        Self {
-            tokens: r.tokens,
-            bytes_sent: r.bytes_sent,
-            messages: r.messages,
-            compute: r.compute,
-            exposed_wait: r.exposed_wait,
-            slot_wait: r.slot_wait,
-            scratch_bytes: r.scratch_bytes,
-            heap_bytes: r.heap_bytes,
-        }
-    }
-}
-
-impl From<Counts> for Report {
-    fn from(counts: Counts) -> Self {
-        let Counts { tokens, bytes_sent, messages, compute, exposed_wait, slot_wait, scratch_bytes, heap_bytes } =
-            counts;
-        let kernels = Vec::new();
-        Self { tokens, bytes_sent, messages, kernels, compute, exposed_wait, slot_wait, scratch_bytes, heap_bytes }
-    }
-}
-
-/// The bytes of `part`.
-pub(in crate::cli) fn encode(part: &Forward) -> Vec<u8> {
+/// The bytes of `part`, and of how its repetitions went.
+pub(in crate::cli) fn encode(part: &Forward, outcome: &Outcome) -> Vec<u8> {
     let header = Header {
         dtype: part.o.data.dtype(),
         o: part.o.shape.clone(),
         states: part.final_state.as_ref().map(|states| states.shape.clone()),
         has_trace: part.trace.is_some(),
-        report: Counts::of(&part.report),
+        report: part.report.clone(),
+        outcome: outcome.clone(),
     };
     let header = serde_json::to_vec(&header).expect("numbers and strings serialise");
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -78,7 +42,7 @@ pub(in crate::cli) fn encode(part: &Forward) -> Vec<u8> {
 }
 
 /// What [`encode`] was given, without [`Report::kernels`]; or why it cannot be read.
-pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<Forward, String> {
+pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<(Forward, Outcome), String> {
     let mut rest = bytes;
     let mut take = |n: usize| rest.split_off(..n).ok_or_else(|| format!("it ends after {} bytes", bytes.len()));
     let length = take(8)?.try_into().map_or(0, u64::from_le_bytes) as usize;
@@ -92,11 +56,13 @@ pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<Forward, String> {
     let o = tensor(header.dtype, &header.o)?;
     let final_state = header.states.map(|shape| tensor(Dtype::F32, &shape)).transpose()?;
     let trace = header.has_trace.then(|| Trace::from_chrome(rest).map_err(|error| error.to_string())).transpose()?;
-    Ok(Forward { o, final_state, report: header.report.into(), trace })
+    Ok((Forward { o, final_state, report: header.report, trace }, header.outcome))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::tensor::Buffer;
     use crate::trace::{Args, Event, Kind};
@@ -130,19 +96,20 @@ mod tests {
     #[test]
     fn a_part_survives_the_way() {
         let sent = part();
-        let got = decode(&encode(&sent)).unwrap();
+        let (got, outcome) = decode(&encode(&sent, &Outcome::default())).unwrap();
+        assert_eq!(outcome, Outcome::default());
         assert_eq!(got.o.data.bytes(), sent.o.data.bytes());
         assert_eq!((&got.o.shape, &got.final_state, &got.report), (&sent.o.shape, &sent.final_state, &sent.report));
         assert_eq!(got.trace, sent.trace);
 
         let empty = Forward { final_state: None, trace: None, ..sent };
-        let got = decode(&encode(&empty)).unwrap();
+        let (got, _) = decode(&encode(&empty, &Outcome::default())).unwrap();
         assert_eq!((got.final_state, got.trace), (None, None));
     }
 
     #[test]
     fn a_part_that_is_cut_off_is_refused() {
-        let bytes = encode(&part());
+        let bytes = encode(&part(), &Outcome::default());
         for len in [0, 7, 8, 40, bytes.len() - 2] {
             assert!(decode(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
         }

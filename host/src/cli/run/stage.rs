@@ -5,11 +5,17 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "cuda")]
 use super::super::gpus::GpuOfPe;
 use super::input::Job;
+use super::soak::{Outcome, Soak};
 use super::{RunCommandError, World, parts};
 #[cfg(feature = "cuda")]
-use crate::exec::{ExecError, cuda::CudaExecutor};
+use crate::exec::{
+    ExecError,
+    cuda::{CudaExecutor, Gpu, Kernels},
+};
 use crate::gradients::Upstream;
 use crate::inputs::Inputs;
+#[cfg(feature = "cuda")]
+use crate::op::Transport;
 use crate::op::whole::{self, PartBackward, Share, Whole, join, one_backward};
 use crate::op::{Config, ContextParallel, Device, Forward, OpError};
 use crate::plan::Plan;
@@ -29,9 +35,9 @@ pub(super) enum Stage<'pe> {
 pub(super) enum Operation<'pe> {
     /// On the CPU.
     Cpu(ContextParallel<'pe>),
-    /// On a GPU, with slots in NVSHMEM's heap, which stays up until the process ends.
+    /// On a GPU, with slots in NVSHMEM's heap.
     #[cfg(feature = "cuda")]
-    Cuda { op: ContextParallel<'pe, CudaExecutor>, _nvshmem: Nvshmem<'pe> },
+    Cuda { op: Box<ContextParallel<'pe, CudaExecutor>>, nvshmem: Nvshmem<'pe> },
 }
 
 impl<'pe> Operation<'pe> {
@@ -45,9 +51,14 @@ impl<'pe> Operation<'pe> {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda => {
-                let GpuOfPe { gpu, nvshmem, sharers } = GpuOfPe::start(pe, pool_bytes)?;
-                let exec = CudaExecutor::new(&gpu, nvshmem.heap().clone(), sharers).map_err(ExecError::from)?;
-                Ok(Operation::Cuda { op: ContextParallel::on(pe, config, exec)?, _nvshmem: nvshmem })
+                let GpuOfPe { gpu, mut nvshmem } = GpuOfPe::start(pe, pool_bytes)?;
+                match on_gpu(pe, config, &gpu, &mut nvshmem) {
+                    Ok(op) => Ok(Operation::Cuda { op: Box::new(op), nvshmem }),
+                    Err(error) => {
+                        nvshmem.abandon();
+                        Err(error)
+                    }
+                }
             }
             #[cfg(not(feature = "cuda"))]
             Device::Cuda => Err(OpError::NoCuda),
@@ -77,6 +88,27 @@ impl<'pe> Operation<'pe> {
     }
 }
 
+/// The operation on `gpu`, with the kernels that reach all PEs.
+#[cfg(feature = "cuda")]
+fn on_gpu<'pe>(
+    pe: &'pe Pe,
+    config: Config,
+    gpu: &Gpu,
+    nvshmem: &mut Nvshmem<'pe>,
+) -> Result<ContextParallel<'pe, CudaExecutor>, OpError> {
+    let mut kernels = || -> Result<Kernels, ExecError> {
+        if config.transport != Transport::Put && !nvshmem.needs_puts() {
+            return Ok(Kernels::direct(gpu)?);
+        }
+        let kernels = Kernels::with_nvshmem(gpu)?;
+        nvshmem.attach(kernels.module(), &gpu.stream()?)?;
+        Ok(kernels)
+    };
+    let kernels = kernels()?;
+    let exec = CudaExecutor::new(gpu, kernels, nvshmem.heap().clone(), nvshmem.sharing()).map_err(ExecError::from)?;
+    ContextParallel::on(pe, config, exec)
+}
+
 impl<'pe> Stage<'pe> {
     /// This process as `pe` of its world; on a GPU with `pool_bytes` of symmetric heap there.
     pub fn joined(pe: &'pe Pe, config: Config, pool_bytes: usize) -> Result<Self, OpError> {
@@ -99,24 +131,62 @@ impl<'pe> Stage<'pe> {
         }
     }
 
-    /// Computes `job` on all PEs. The result of all of them arrives where [`reports`](Self::reports) says; `None` elsewhere.
-    pub fn forward(&mut self, job: &Job, config: &Config) -> Result<Option<Whole>, RunCommandError> {
+    /// Computes `job` on all PEs, as often as `soak` says. The result of all of them arrives where
+    /// [`reports`](Self::reports) says; `None` elsewhere.
+    pub fn forward(
+        &mut self,
+        job: &Job,
+        config: &Config,
+        soak: &Soak,
+    ) -> Result<Option<(Whole, Vec<Outcome>)>, RunCommandError> {
         let inputs = job.file.inputs();
         let failed = |source| RunCommandError::compute(&job.name, source);
-        match self {
-            Stage::Threads(options) => whole::forward(&job.plan, &inputs, config, options).map(Some).map_err(failed),
+        let all: Vec<(Forward, Outcome)> = match self {
+            Stage::Threads(options) => {
+                whole::forward_by(&job.plan, &inputs, config, options, |pe, step| soak.run(pe.rank(), step))
+                    .map_err(failed)?
+            }
             Stage::Joined { pe, op } => {
                 let share = Share::new(&job.plan, pe.rank(), &inputs);
-                let part = op.forward(&job.plan, &share.inputs(&inputs)).map_err(failed)?;
-                let Some(all) = pe.gather("results", 0, &parts::encode(&part))? else {
+                let share = share.inputs(&inputs);
+                let (part, outcome) = soak.run(pe.rank(), &mut || op.forward(&job.plan, &share)).map_err(failed)?;
+                let Some(all) = pe.gather("results", 0, &parts::encode(&part, &outcome))? else {
                     return Ok(None);
                 };
                 let decode = |(rank, bytes): (usize, &Vec<u8>)| {
                     parts::decode(bytes).map_err(|reason| RunCommandError::Part { rank, reason })
                 };
-                let all = all.iter().enumerate().map(decode).collect::<Result<Vec<_>, _>>()?;
-                Ok(Some(join(&job.plan, &inputs, all)))
+                all.iter().enumerate().map(decode).collect::<Result<_, _>>()?
             }
+        };
+        let (all, outcomes) = all.into_iter().unzip();
+        Ok(Some((join(&job.plan, &inputs, all), outcomes)))
+    }
+
+    /// After the last computation, on all PEs: ends what is collective.
+    pub fn close(self) -> Result<(), RunCommandError> {
+        match self {
+            Stage::Threads(_) => Ok(()),
+            Stage::Joined { op, .. } => match *op {
+                Operation::Cpu(_) => Ok(()),
+                #[cfg(feature = "cuda")]
+                Operation::Cuda { op, nvshmem } => {
+                    // It holds parts of the heap, which must be free.
+                    drop(op);
+                    Ok(nvshmem.close().map_err(|error| OpError::from(ExecError::from(error)))?)
+                }
+            },
+        }
+    }
+
+    /// After a failure: waits for nobody.
+    pub fn abandon(self) {
+        #[cfg(feature = "cuda")]
+        if let Stage::Joined { op, .. } = self
+            && let Operation::Cuda { op, nvshmem } = *op
+        {
+            drop(op);
+            nvshmem.abandon();
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use super::super::run::backward::parts as gradient_parts;
 use super::super::run::parts;
+use super::super::run::soak::Outcome;
 use super::VerifyError;
 use super::gradients::Computed;
 use super::matrix::Case;
@@ -19,7 +20,7 @@ use crate::{
     cli::gpus::GpuOfPe,
     exec::{
         ExecError,
-        cuda::{CudaError, CudaExecutor},
+        cuda::{CudaError, CudaExecutor, Kernels},
     },
     heap::{DevicePool, Heap, PoolMemory},
 };
@@ -103,7 +104,8 @@ impl<'pe> Crew<'pe> {
             let parts = computed.into_iter().map(|(rank, part)| gradient_parts::decode(part).map_err(unreadable(rank)));
             join_backward(&plan, &inputs, parts.collect::<Result<_, _>>()?).into()
         } else {
-            let parts = computed.into_iter().map(|(rank, part)| parts::decode(part).map_err(unreadable(rank)));
+            let part = |bytes| parts::decode(bytes).map(|(forward, _)| forward);
+            let parts = computed.into_iter().map(|(rank, bytes)| part(bytes).map_err(unreadable(rank)));
             join(&plan, &inputs, parts.collect::<Result<_, _>>()?).into()
         };
         Ok(Some(Ok(joined)))
@@ -135,7 +137,7 @@ fn one_part<X: Executor>(
 ) -> Result<Vec<u8>, OpError> {
     Ok(match upstream {
         Some(upstream) => gradient_parts::encode(&one_backward(&mut op, plan, inputs, &upstream)?),
-        None => parts::encode(&op.forward(plan, inputs)?),
+        None => parts::encode(&op.forward(plan, inputs)?, &Outcome::default()),
     })
 }
 
@@ -152,5 +154,6 @@ fn executor(on_gpu: &GpuOfPe<'_>, few: &Pe) -> Result<CudaExecutor, CudaError> {
     // the heap of all, and the case before has ended on every PE.
     let pool =
         unsafe { DevicePool::new(few.rank(), &on_gpu.gpu, memory.capacity(), addresses, std::sync::Arc::new(())) }?;
-    CudaExecutor::new(&on_gpu.gpu, Heap::over(few, pool), on_gpu.sharers)
+    let kernels = Kernels::direct(&on_gpu.gpu)?;
+    CudaExecutor::new(&on_gpu.gpu, kernels, Heap::over(few, pool), on_gpu.nvshmem.sharing())
 }

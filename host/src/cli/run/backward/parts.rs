@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::parts;
+use super::super::soak::Outcome;
 use crate::gradients::Gradients;
 use crate::op::whole::PartBackward;
 use crate::op::{Backward, Report};
@@ -18,7 +19,7 @@ struct Header {
     /// In the order of [`list`]; `None` where there is no gradient.
     tensors: Vec<Option<(Dtype, Vec<usize>)>>,
     has_trace: bool,
-    report: parts::Counts,
+    report: Report,
 }
 
 /// All gradients in a fixed order.
@@ -31,13 +32,13 @@ fn list(gradients: &Gradients) -> [Option<&Tensor>; 8] {
 /// The bytes of `part`.
 pub(in crate::cli) fn encode(part: &PartBackward) -> Vec<u8> {
     let PartBackward { forward, saved_bytes, backward } = part;
-    let forward = parts::encode(forward);
+    let forward = parts::encode(forward, &Outcome::default());
     let tensors = list(&backward.gradients);
     let header = Header {
         saved_bytes: *saved_bytes,
         tensors: tensors.map(|x| x.map(|x| (x.data.dtype(), x.shape.clone()))).to_vec(),
         has_trace: backward.trace.is_some(),
-        report: parts::Counts::of(&backward.report),
+        report: backward.report.clone(),
     };
     let header = serde_json::to_vec(&header).expect("numbers and strings serialise");
     let mut bytes = Vec::new();
@@ -60,7 +61,7 @@ pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<PartBackward, String> {
         let length = take(8)?.try_into().map_or(0, u64::from_le_bytes) as usize;
         take(length)
     };
-    let forward = parts::decode(piece()?)?;
+    let (forward, _) = parts::decode(piece()?)?;
     let header: Header = serde_json::from_slice(piece()?).map_err(|error| error.to_string())?;
     let mut tensors = Vec::new();
     for described in &header.tensors {
@@ -80,7 +81,7 @@ pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<PartBackward, String> {
         return Err("a gradient is missing".to_owned());
     };
     let gradients = Gradients { dq, dk, dv, dg, dbeta, da_log, ddt_bias, d_initial_state };
-    let backward = Backward { gradients, report: Report::from(header.report), trace };
+    let backward = Backward { gradients, report: header.report, trace };
     Ok(PartBackward { forward, saved_bytes: header.saved_bytes, backward })
 }
 
