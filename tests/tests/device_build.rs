@@ -9,7 +9,8 @@ use cuda_builder::ptx::{Function, Module};
 use cuda_builder::{Artifacts, BuildError, CudaBuilder, CudaTools, Fault, Llvm, Nvshmem, RustToolchain};
 
 /// Kernels of the probe that the builder accepts, hot ones among them, and those it warns of.
-const ACCEPTED: [&str; 24] = [
+const ACCEPTED: [&str; 25] = [
+    "arguments_by_reference",
     "arithmetic",
     "assembly_between_arms",
     "barrier_between_arms",
@@ -204,15 +205,32 @@ fn registers_cannot_be_moved_in_a_linked_module() {
 }
 
 #[test]
-fn the_kernels_build() {
+fn the_kernels_keep_nothing_in_local_memory() {
     if probe("unused").is_none() {
         return;
     }
     let built = CudaBuilder::new(in_workspace("kernels-gpu")).module("kernels-test").build().unwrap();
+    let module = Module::parse(&std::fs::read_to_string(&built.ptx).unwrap());
     assert!(!built.resources.is_empty());
     for kernel in &built.resources {
-        assert_eq!(kernel.static_shared_bytes, 0, "{}: shared memory is dynamic throughout", kernel.kernel);
+        let name = &kernel.kernel;
+        assert_eq!(kernel.static_shared_bytes, 0, "{name}: shared memory is dynamic throughout");
+        let local = (kernel.local_arrays, kernel.stack_bytes, kernel.spill_store_bytes, kernel.spill_load_bytes);
+        assert_eq!(local, (0, 0, 0, 0), "{name}: arrays, stack, spills");
+        // That of the block and those of up to four warpgroups, by numbers that the assembler sees.
+        assert!(kernel.barriers <= 5, "{name}: {} barriers", kernel.barriers);
+        for barrier in module.functions[name].body.iter().filter(|line| line.trim_start().starts_with("bar.")) {
+            assert!(!barrier.contains('%'), "{name}: {barrier}");
+        }
     }
+}
+
+#[test]
+fn references_to_arguments_need_no_memory() {
+    let Some((built, module)) = accepted() else { return };
+    let resources = built.resources.iter().find(|kernel| kernel.kernel == "arguments_by_reference").unwrap();
+    let kernel = &module.functions["arguments_by_reference"];
+    assert!(!kernel.has_local() && resources.stack_bytes == 0, "{:#?}", kernel.body);
 }
 
 #[test]

@@ -47,10 +47,12 @@ impl Warpgroup<'_> {
     /// Once per thread, at the start of a kernel whose block size is a multiple of 128.
     pub unsafe fn enter() -> Self {
         let thread = thread::thread_idx_x();
-        // SAFETY: reads special registers.
         let base = cuda_std::shared::dynamic();
+        // From one lane, so that the assembler sees that a warp has one index and branches on it do not diverge.
+        // SAFETY: the kernel begins here, so that all lanes of the warp are here.
+        let index = unsafe { cuda_std::warp::shuffle_idx(thread / THREADS, 0) };
         Self {
-            index: thread / THREADS,
+            index,
             count: thread::block_dim_x() / THREADS,
             thread: thread % THREADS,
             base,
@@ -122,8 +124,18 @@ impl Warpgroup<'_> {
     /// Barrier of this warpgroup.
     #[inline(always)]
     pub fn sync(&mut self) {
-        // SAFETY: control flow around tile operations is uniform in the warpgroup; barrier 0 is the block's.
-        unsafe { ptx::bar_sync(1 + self.index, THREADS) }
+        const { assert!(super::MAX_WARPGROUPS == 4) };
+        // The id stands in the instruction: with one in a register the assembler would reserve all 16 barriers.
+        // SAFETY: control flow around tile operations is uniform in the warpgroup, and so is its index; barrier 0 is the
+        // block's.
+        unsafe {
+            match self.index {
+                0 => ptx::bar_sync_id::<1, THREADS>(),
+                1 => ptx::bar_sync_id::<2, THREADS>(),
+                2 => ptx::bar_sync_id::<3, THREADS>(),
+                _ => ptx::bar_sync_id::<4, THREADS>(),
+            }
+        }
     }
 
     /// Barrier of the block.
@@ -174,10 +186,10 @@ impl Warpgroup<'_> {
             let slot = ptx::cvta_shared_u64((self.base + ELECT_BYTES * self.index).into()) as *mut T;
             self.sync();
             if self.thread == 0 {
-                slot.write_volatile(f(self));
+                slot.write(f(self));
             }
             self.sync();
-            slot.read_volatile()
+            slot.read()
         }
     }
 
