@@ -1,10 +1,15 @@
 //! The kernels as a device module has them: one entry for each gate and element type.
 //!
-//! Names are `KERNEL_GATE_TYPE` or `KERNEL_TYPE`; parameters go by value; blocks are
+//! Names are `KERNEL_GATE_TYPE` or `KERNEL_TYPE`, and `conformance_FAMILY_TYPE` for tests of the tile DSL; parameters go by value; blocks are
 //! `WARPGROUPS * 128` threads with the kernel's `shared_bytes` of dynamic shared memory.
 
 use half::{bf16, f16};
 
+use crate::conformance::TileCase;
+use crate::conformance::acc::acc_ops;
+use crate::conformance::block::block_ops;
+use crate::conformance::decay::decay_ops;
+use crate::conformance::elements::element_ops;
 use crate::fixup::fix_out;
 use crate::gate::{Gdn, Kda};
 use crate::params::{FixParams, PrepParams, ScanParams};
@@ -42,4 +47,14 @@ entries! {
     fix_out_f32 = fix_out::<f32>, FixParams;
     fix_out_bf16 = fix_out::<bf16>, FixParams;
     fix_out_f16 = fix_out::<f16>, FixParams;
+    conformance_acc_f32 = acc_ops::<f32>, TileCase;
+    conformance_acc_bf16 = acc_ops::<bf16>, TileCase;
+    conformance_acc_f16 = acc_ops::<f16>, TileCase;
+    conformance_elements_f32 = element_ops::<f32>, TileCase;
+    conformance_elements_bf16 = element_ops::<bf16>, TileCase;
+    conformance_elements_f16 = element_ops::<f16>, TileCase;
+    conformance_decay_f32 = decay_ops::<f32>, TileCase;
+    conformance_decay_bf16 = decay_ops::<bf16>, TileCase;
+    conformance_decay_f16 = decay_ops::<f16>, TileCase;
+    conformance_block_f32 = block_ops, TileCase;
 }
