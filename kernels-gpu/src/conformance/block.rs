@@ -27,7 +27,8 @@ pub fn block_ops(wg: &mut Warpgroup<'_>, p: &TileCase) {
         Elect => elect,
         NextTicket => next_ticket,
         SyncAnd => sync_and,
-        Exchange => exchange,
+        Exchange => exchange::<false>,
+        ExchangeUnequal => exchange::<true>,
         Increment => increment,
         Clock => clock,
         Stamp => stamp,
@@ -99,7 +100,7 @@ fn sync_and(wg: &mut Warpgroup<'_>, p: &TileCase) {
     say(wg, p, unanimous as f32);
 }
 
-fn exchange(wg: &mut Warpgroup<'_>, p: &TileCase) {
+fn exchange<const UNEQUAL: bool>(wg: &mut Warpgroup<'_>, p: &TileCase) {
     let (r, c, _) = p.extents();
     let (index, count) = (wg.index(), wg.count());
     let all = wg.shared::<f32>(r * count, c);
@@ -107,6 +108,11 @@ fn exchange(wg: &mut Warpgroup<'_>, p: &TileCase) {
     let mut sum = Acc::zeros(r, c);
     let mut round = 0;
     while round < ROUNDS {
+        let mut more = if UNEQUAL { index } else { count };
+        while more < count {
+            wg.sync();
+            more += 1;
+        }
         wg.fill(own, |i, j| exchanged(round, index, i, j));
         // Barriers of one warpgroup between those of the block, in some of the warpgroups only.
         if index % 2 == 1 {

@@ -110,6 +110,8 @@ operations! {
     SyncAnd = "sync_and";
     /// out = sum of what a neighbour wrote into shared tiles, round by round.
     Exchange = "sync, sync_block";
+    /// The same, with more barriers of its own for each warpgroup than for the next one.
+    ExchangeUnequal = "sync, sync_block (unequal)";
     /// Counts who got which sum.
     Increment = "increment_acq_rel";
     /// out = 1 where time did not run backwards.

@@ -97,7 +97,7 @@ impl Maker {
                 [[16, 16], [32, 64], [64, 64], [64, 128], [48, 32]].map(|shape| self.scores(shape)).to_vec()
             }
             InvertUnitLower => [16, 32, 48, 64].map(|n| self.triangle(n)).to_vec(),
-            Place | Elect | NextTicket | SyncAnd | Exchange | Increment | Clock | Stamp | Read => {
+            Place | Elect | NextTicket | SyncAnd | Exchange | ExchangeUnequal | Increment | Clock | Stamp | Read => {
                 [[1, 1], [2, 1], [3, 2], [4, 3], [2, 5]]
                     .map(|[warpgroups, grid]| self.together(warpgroups, grid))
                     .to_vec()

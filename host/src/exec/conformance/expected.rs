@@ -103,7 +103,7 @@ fn element(case: &Case, block: usize, index: usize, i: usize, j: usize) -> Eleme
         TileOp::Place => Element::of(block::place(index, case.warpgroups, block, case.grid).into()),
         TileOp::Elect => Element::of((0..block::ROUNDS).map(|round| 0.5 * (round as f64 + 100.0 * round as f64)).sum()),
         TileOp::SyncAnd => Element::of(f64::from(1u32 << ((1 << case.warpgroups) - 1))),
-        TileOp::Exchange => {
+        TileOp::Exchange | TileOp::ExchangeUnequal => {
             let neighbour = (index + 1) % case.warpgroups;
             Element::sum((0..block::ROUNDS).map(|round| f64::from(block::exchanged(round, neighbour, i, j))))
         }

@@ -3,6 +3,11 @@
 //! Names, signatures and rules are those of the CPU back end ([`super::host`] on other targets), which
 //! checks what cannot be checked here. Rows of a shared tile are padded by 16 bytes, so that the eight rows
 //! that `ldmatrix` reads at once lie in different banks.
+//!
+//! compute-sanitizer's racecheck takes two accesses for unordered if as many barriers, of whatever kind, precede them on
+//! both sides. Once one warpgroup has passed more barriers of its own than another, what it wrote before a barrier of the
+//! block therefore seems to race with what the other reads after it. With the feature `racecheck` every warpgroup has
+//! passed the same number of barriers at each barrier of the block, so that reports of that tool mean something.
 
 mod acc;
 mod global;
@@ -28,6 +33,11 @@ const ELECT_BYTES: u32 = 64;
 const TICKET_AT: u32 = ELECT_BYTES * super::MAX_WARPGROUPS as u32;
 const VOTE_AT: u32 = TICKET_AT + 8;
 
+/// Barriers of one warpgroup between two of the block, with the feature `racecheck`. No kernel has more: the most are the
+/// two for each row of a triangular inverse.
+#[cfg(feature = "racecheck")]
+const LEVEL: u32 = 160;
+
 /// One thread's view of its warpgroup.
 pub struct Warpgroup<'a> {
     index: u32,
@@ -37,6 +47,9 @@ pub struct Warpgroup<'a> {
     /// Shared address of the block's dynamic memory, and of the next tile.
     base: u32,
     cursor: u32,
+    /// Barriers of this warpgroup's own since the last one of the block.
+    #[cfg(feature = "racecheck")]
+    own_barriers: u32,
     launch: core::marker::PhantomData<&'a ()>,
 }
 
@@ -57,6 +70,8 @@ impl Warpgroup<'_> {
             thread: thread % THREADS,
             base,
             cursor: base + RESERVED_BYTES as u32,
+            #[cfg(feature = "racecheck")]
+            own_barriers: 0,
             launch: core::marker::PhantomData,
         }
     }
@@ -124,6 +139,10 @@ impl Warpgroup<'_> {
     /// Barrier of this warpgroup.
     #[inline(always)]
     pub fn sync(&mut self) {
+        #[cfg(feature = "racecheck")]
+        {
+            self.own_barriers += 1;
+        }
         const { assert!(super::MAX_WARPGROUPS == 4) };
         // The id stands in the instruction: with one in a register the assembler would reserve all 16 barriers.
         // SAFETY: control flow around tile operations is uniform in the warpgroup, and so is its index; barrier 0 is the
@@ -141,7 +160,19 @@ impl Warpgroup<'_> {
     /// Barrier of the block.
     #[inline(always)]
     pub fn sync_block(&mut self) {
+        #[cfg(feature = "racecheck")]
+        self.level_barriers();
         thread::sync_threads();
+    }
+
+    /// Passes as many more barriers of this warpgroup as it takes to have passed [`LEVEL`] since the last one of the block.
+    #[cfg(feature = "racecheck")]
+    fn level_barriers(&mut self) {
+        assert!(self.own_barriers <= LEVEL);
+        while self.own_barriers < LEVEL {
+            self.sync();
+        }
+        self.own_barriers = 0;
     }
 
     /// Barrier of the block that tells whether `vote` was true on all warpgroups.
