@@ -211,7 +211,10 @@ fn the_kernels_keep_nothing_in_local_memory() {
     }
     let built = CudaBuilder::new(in_workspace("kernels-gpu")).module("kernels-test").build().unwrap();
     let module = Module::parse(&std::fs::read_to_string(&built.ptx).unwrap());
-    assert!(!built.resources.is_empty());
+    let names: Vec<&str> = built.resources.iter().map(|kernel| kernel.kernel.as_str()).collect();
+    for entry in deltalink::exec::conformance::device_entries() {
+        assert!(names.contains(&entry.as_str()), "no {entry} in {names:?}");
+    }
     for kernel in &built.resources {
         let name = &kernel.kernel;
         assert_eq!(kernel.static_shared_bytes, 0, "{name}: shared memory is dynamic throughout");
@@ -223,6 +226,22 @@ fn the_kernels_keep_nothing_in_local_memory() {
             assert!(!barrier.contains('%'), "{name}: {barrier}");
         }
     }
+}
+
+#[test]
+fn the_kernels_build_for_racecheck() {
+    if probe("unused").is_none() {
+        return;
+    }
+    let kernels = CudaBuilder::new(in_workspace("kernels-gpu")).kernels(["prep_kda_f32"]);
+    let plain = kernels.clone().module("kernels-test-plain").build().unwrap();
+    let level = kernels.module("kernels-test-racecheck").features(["racecheck"]).build().unwrap();
+    let barriers = |built: &Artifacts| {
+        let module = Module::parse(&std::fs::read_to_string(&built.ptx).unwrap());
+        module.functions["prep_kda_f32"].count("bar.sync 1, 128")
+    };
+    // One more before each barrier of the block, in a loop.
+    assert!(barriers(&level) > barriers(&plain) && barriers(&plain) > 0);
 }
 
 #[test]

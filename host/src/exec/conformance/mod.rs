@@ -56,6 +56,8 @@ enum Family {
 }
 
 impl Family {
+    const ALL: [Family; 4] = [Family::Acc, Family::Elements, Family::Decay, Family::Block];
+
     fn of(op: TileOp) -> Self {
         match op as u32 {
             op if op < TileOp::Load as u32 => Family::Acc,
@@ -82,7 +84,6 @@ impl Family {
     }
 
     /// Name in a device module.
-    #[cfg(feature = "cuda")]
     fn entry(self, dtype: Dtype) -> String {
         let family = match self {
             Family::Acc => "acc",
@@ -92,6 +93,15 @@ impl Family {
         };
         format!("conformance_{family}_{dtype}")
     }
+}
+
+/// Names of the kernels of a device module that run cases.
+pub fn device_entries() -> Vec<String> {
+    let of = |family: Family| {
+        let dtypes = if family == Family::Block { &cases::DTYPES[..1] } else { &cases::DTYPES[..] };
+        dtypes.iter().map(move |&dtype| family.entry(dtype))
+    };
+    Family::ALL.into_iter().flat_map(of).collect()
 }
 
 /// The CPU back end, in checked mode: a kernel that breaks a rule of the DSL is an error.
@@ -133,18 +143,23 @@ pub use on_gpu::OnGpu;
 
 #[cfg(feature = "cuda")]
 mod on_gpu {
+    use std::collections::HashMap;
+
     use kernels_gpu::tile::SHARED_BYTES;
 
-    use super::{Case, Device, ExecError, Family, Outcome};
-    use crate::exec::cuda::{CudaError, DEVICE_MODULE, Gpu, Module, Shape, Stream};
+    use super::{Case, Device, ExecError, Family, Outcome, device_entries};
+    use crate::exec::cuda::{CudaError, DEVICE_MODULE, Function, Gpu, Shape, Stream};
 
     /// A GPU.
     #[derive(Debug)]
     pub struct OnGpu {
         gpu: Gpu,
         stream: Stream,
-        module: Module,
+        kernels: HashMap<String, Function>,
     }
+
+    /// As much as there is: the CPU back end checks that a case needs no more.
+    const SHARED: u32 = SHARED_BYTES as u32;
 
     impl OnGpu {
         /// The kernels of this build on `gpu`.
@@ -153,20 +168,23 @@ mod on_gpu {
         /// [`CudaError`] if the module does not load.
         pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
             let module = gpu.load("deltalink", DEVICE_MODULE)?;
-            Ok(Self { gpu: gpu.clone(), stream: gpu.stream()?, module })
+            let kernel = |name: String| {
+                let function = module.function(&name)?;
+                function.allow_shared(SHARED)?;
+                Ok((name, function))
+            };
+            let kernels = device_entries().into_iter().map(kernel).collect::<Result<_, CudaError>>()?;
+            Ok(Self { gpu: gpu.clone(), stream: gpu.stream()?, kernels })
         }
     }
 
     impl Device for OnGpu {
         fn run(&mut self, case: &Case) -> Result<Outcome, ExecError> {
             let (mut image, places) = case.image();
-            let function = self.module.function(&Family::of(case.op).entry(case.dtype))?;
-            // As much as there is: the CPU back end checks that the case needs no more.
-            let shared_bytes = SHARED_BYTES as u32;
-            function.allow_shared(shared_bytes)?;
+            let function = &self.kernels[&Family::of(case.op).entry(case.dtype)];
             let memory = self.gpu.upload(&self.stream, image.bytes())?;
             let params = case.params(places, memory.address());
-            let shape = Shape { blocks: case.grid as u32, threads: 128 * case.warpgroups as u32, shared_bytes };
+            let shape = Shape { blocks: case.grid as u32, threads: 128 * case.warpgroups as u32, shared_bytes: SHARED };
             // SAFETY: the entries of this module take these parameters by value; `memory` holds all that they name, and is
             // read back, after the kernel, before it is released.
             unsafe { function.launch(&self.stream, shape, &params)? };
