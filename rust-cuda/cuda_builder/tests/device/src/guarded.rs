@@ -82,7 +82,7 @@ fn write_squares(side: &Side, next: &mut u64) {
 
 /// References to arguments, for a function and in a choice: calls would put the arguments into local memory.
 #[kernel]
-pub unsafe fn arguments_by_reference(left: Side, right: Side) {
+pub unsafe fn references_to_arguments(left: Side, right: Side) {
     let mut next = 0;
     write_squares(&left, &mut next);
     thread::sync_threads();
