@@ -52,7 +52,7 @@ fn one_element_beyond_its_bound_is_noticed() {
     let cases = with_results();
     let mut plain = Cpu::new();
     for case in &cases {
-        // A change that no rounding can explain: a thousandth of the largest value, and of 1.
+        // A change that no rounding can explain: a quarter of the largest value, or of 1.
         let alter = |case: &Case, outcome: &mut Outcome| {
             let values = outcome.out.iter().filter(|x| **x != UNTOUCHED);
             let largest = values.fold(1.0f32, |largest, x| largest.max(x.abs()));

@@ -4,10 +4,10 @@
 //! checks what cannot be checked here. Rows of a shared tile are padded by 16 bytes, so that the eight rows
 //! that `ldmatrix` reads at once lie in different banks.
 //!
-//! compute-sanitizer's racecheck takes two accesses for unordered if as many barriers, of whatever kind, precede them on
-//! both sides. Once one warpgroup has passed more barriers of its own than another, what it wrote before a barrier of the
-//! block therefore seems to race with what the other reads after it. With the feature `racecheck` every warpgroup has
-//! passed the same number of barriers at each barrier of the block, so that reports of that tool mean something.
+//! compute-sanitizer's racecheck (seen with 2025.3.1) reports a write before a barrier of the block and a read after it as
+//! a hazard where the writing warpgroup has passed one barrier of its own more than the reading one: it seems to count
+//! barriers of all kinds alike. With the feature `racecheck` all warpgroups pass equally many before each barrier of the
+//! block, so that what that tool reports is a race.
 
 mod acc;
 mod global;
