@@ -12,6 +12,7 @@ mod cuda;
 mod launchers;
 mod machine;
 mod nvshmem;
+mod tiles;
 
 /// Show what this machine offers: CPU, memory, GPUs, driver, NVSHMEM, launchers.
 ///
@@ -28,6 +29,10 @@ pub struct Args {
     /// Also write the findings as JSON to FILE; - writes JSON, and nothing else, to standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<JsonTarget>,
+    /// Run every operation of the kernels' tile language on small operands instead: the CPU back end against plain loops in
+    /// f64, and the first GPU, if this build has GPUs and there is one, against the CPU back end.
+    #[arg(long)]
+    pub tiles: bool,
 }
 
 /// `deltalink doctor` found no way to run, or could not say so.
@@ -36,6 +41,12 @@ pub struct Args {
 pub enum DoctorError {
     #[error("the CPU back end cannot run here: {why}")]
     CpuBackEnd { why: String },
+    #[error(
+        "{wrong} of {of} rows of tile operations are wrong; the report names the first element of each: please report it"
+    )]
+    Tiles { wrong: usize, of: usize },
+    #[error(transparent)]
+    Exec(#[from] crate::exec::ExecError),
     #[error(transparent)]
     Output(#[from] OutputError),
 }
@@ -174,6 +185,9 @@ fn advise(f: &Finding) -> String {
 /// # Errors
 /// [`DoctorError`] if the CPU back end cannot run here (after the report is written) or the report cannot be written.
 pub fn run(args: &Args, out: &mut impl Write) -> Result<(), DoctorError> {
+    if args.tiles {
+        return tiles::run(args.json.as_ref(), out);
+    }
     let report = Report::of_this_machine();
     emit(out, args.json.as_ref(), &report, || report.text())?;
     report.cpu_back_end()

@@ -3,6 +3,7 @@
 //! A step is written once against [`Executor`]. It sees addresses only: the executor says where a tensor of
 //! the caller is reached by kernels, gives scratch memory, and holds the step's tables and words in one block.
 
+pub mod conformance;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;

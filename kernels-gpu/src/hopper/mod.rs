@@ -7,6 +7,8 @@
 //! by column (MN-major), so each operand has one image for all products.
 
 #[cfg(target_arch = "nvptx64")]
+pub mod entry;
+#[cfg(target_arch = "nvptx64")]
 pub mod fix;
 #[cfg(target_arch = "nvptx64")]
 mod operands;

@@ -14,7 +14,7 @@ use crate::tensor::{Data, Dtype, Tensor, TensorView};
 use crate::world::Pe;
 
 /// The device module of this build: all kernels, for Hopper.
-static MODULE: &[u8] = include_bytes!(env!("DELTALINK_DEVICE_MODULE"));
+pub static DEVICE_MODULE: &[u8] = include_bytes!(env!("DELTALINK_DEVICE_MODULE"));
 
 /// Threads of a warpgroup.
 const WARPGROUP: usize = 128;
@@ -46,7 +46,7 @@ fn kernels(gpu: &Gpu) -> Result<Arc<HashMap<String, Function>>, CudaError> {
     if let Some(kernels) = loaded.get(&ordinal) {
         return Ok(kernels.clone());
     }
-    let module = gpu.load("deltalink", MODULE)?;
+    let module = gpu.load("deltalink", DEVICE_MODULE)?;
     let mut kernels = HashMap::new();
     for name in crate::exec::device_entries() {
         let function = module.function(&name)?;

@@ -17,7 +17,7 @@ mod module;
 mod stream;
 
 pub use error::{CudaError, Failure};
-pub use executor::CudaExecutor;
+pub use executor::{CudaExecutor, DEVICE_MODULE};
 pub use gpu::{Deferral, Gpu, MemoryUse, Properties, choose_device};
 pub use launch::{Residency, Shape};
 pub use memory::{DeviceBuffer, HostBuffer};
