@@ -7,6 +7,7 @@ use cuda_std::kernel;
 use half::{bf16, f16};
 
 use crate::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
+use crate::comm_bench::{CommBenchParams, comm_bench as exchange};
 use crate::fixup::fix_out;
 use crate::gate::{Gdn, Kda};
 use crate::hopper;
@@ -58,6 +59,7 @@ entries! {
     grad_gdn_bf16 = grad::<Gdn, bf16>, GradParams;
     grad_gdn_f16 = grad::<Gdn, f16>, GradParams;
     reduce_f32 = reduce, ReduceParams;
+    comm_bench = exchange, CommBenchParams;
 }
 
 /// [`hopper::prep::prep`].

@@ -9,7 +9,7 @@ use kernels_gpu::element::DtypeCode;
 use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::tile::host::{BlockRunner, Fault, LaunchContext};
 
-use super::{Body, ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes};
+use super::{Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
 use crate::world::Pe;
 
@@ -19,8 +19,23 @@ pub struct Cpu {
     runners: Vec<Mutex<BlockRunner>>,
     origin: Instant,
     scratch: HashMap<Scratch, Vec<u64>>,
+    spare: Vec<CpuMemory>,
     image: Vec<u64>,
     times: Vec<Duration>,
+}
+
+/// Memory of the host that outlives a step.
+#[derive(Debug)]
+pub struct CpuMemory(Vec<u64>);
+
+impl KeptMemory for CpuMemory {
+    fn address(&mut self) -> u64 {
+        if self.0.is_empty() { 0 } else { self.0.as_mut_ptr() as u64 }
+    }
+
+    fn bytes(&self) -> usize {
+        8 * self.0.len()
+    }
 }
 
 /// The threads of a PE's executor could not be started.
@@ -51,8 +66,8 @@ impl Cpu {
             ),
         };
         let runners = (0..workers).map(|_| Mutex::new(BlockRunner::new())).collect();
-        let (scratch, image, times) = (HashMap::new(), Vec::new(), Vec::new());
-        Ok(Self { pool, runners, origin: Instant::now(), scratch, image, times })
+        let (scratch, spare, image, times) = (HashMap::new(), Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { pool, runners, origin: Instant::now(), scratch, spare, image, times })
     }
 
     /// Blocks that run at the same time.
@@ -63,13 +78,13 @@ impl Cpu {
     /// Runs a kernel to its end.
     fn run<K: Kernel>(&self, launch: &Launch<'_>, params: &K) -> Result<(), Fault> {
         let kernel = K::host_entry(launch.op, launch.dtype);
-        let blocks = match launch.grid {
+        let blocks = match launch.blocks.grid {
             Grid::Blocks(blocks) => blocks,
             Grid::Resident => self.workers(),
         };
         let context = LaunchContext {
             kernel: K::NAME,
-            warpgroups: launch.warpgroups,
+            warpgroups: launch.blocks.warpgroups,
             grid: blocks,
             origin: self.origin,
             checker: launch.checker,
@@ -113,6 +128,24 @@ fn param(addr: u64, len: usize, dtype: Dtype) -> Param {
 }
 
 impl Executor for Cpu {
+    type Memory = CpuMemory;
+
+    fn keep(&mut self, bytes: usize) -> Result<CpuMemory, ExecError> {
+        // Layers are alike, so what one gave back is just what another asks for.
+        match self.spare.iter().position(|spare| spare.bytes() == bytes.next_multiple_of(8)) {
+            Some(at) => Ok(self.spare.swap_remove(at)),
+            None => {
+                // One comes, one goes: sizes that are not asked for any more do not pile up.
+                self.spare.drain(..self.spare.len().min(1));
+                Ok(CpuMemory(vec![0; bytes.div_ceil(8)]))
+            }
+        }
+    }
+
+    fn reuse(&mut self, memory: CpuMemory) {
+        self.spare.push(memory);
+    }
+
     fn input(&mut self, _: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError> {
         let addr = match tensor.data() {
             Data::F32(x) => x.as_ptr() as u64,
@@ -141,7 +174,8 @@ impl Executor for Cpu {
     }
 
     fn scratch_bytes(&self) -> usize {
-        8 * (self.image.len() + self.scratch.values().map(Vec::len).sum::<usize>())
+        let spare: usize = self.spare.iter().map(CpuMemory::bytes).sum();
+        spare + 8 * (self.image.len() + self.scratch.values().map(Vec::len).sum::<usize>())
     }
 
     fn put_image(&mut self, image: &Image) -> Result<u64, ExecError> {

@@ -84,6 +84,18 @@ pub enum Slot {
     InitialState,
     Output,
     FinalState,
+    /// Gradient of the outputs.
+    DOutput,
+    /// Gradient of the final states.
+    DFinalState,
+    DQ,
+    DK,
+    DV,
+    DGate,
+    DALog,
+    DDtBias,
+    DBeta,
+    DInitialState,
 }
 
 /// Scratch memory of a step, kept from call to call.
@@ -101,6 +113,33 @@ pub enum Scratch {
     Own,
     /// Merged states before receiving segments.
     StateIn,
+    /// Backward: the state before every chunk.
+    States,
+    /// Backward: what every chunk writes.
+    VNew,
+    /// Backward: gradient of the state after every chunk.
+    DStates,
+    /// Backward: gradient of what every chunk writes.
+    DVNew,
+    /// Backward: merged gradients of the states after segments that go on elsewhere.
+    StateOut,
+    /// Backward: gradient of q of every value head.
+    DQHeads,
+    /// Backward: gradient of k of every value head.
+    DKHeads,
+    /// Backward: each chunk's share of the gradient of A_log.
+    ALogShares,
+    /// Backward: each chunk's share of the gradient of dt_bias.
+    DtBiasShares,
+}
+
+/// Memory of a device, see [`Executor::keep`].
+pub trait KeptMemory {
+    /// Address for kernels; 0 if there are no bytes. Moving the handle does not move the memory.
+    fn address(&mut self) -> u64;
+
+    /// Bytes that it takes.
+    fn bytes(&self) -> usize;
 }
 
 /// How many blocks a launch has.
@@ -121,20 +160,34 @@ pub enum Body {
     Hopper,
 }
 
+/// The blocks of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// How many.
+    pub grid: Grid,
+    /// What they run.
+    pub body: Body,
+    /// Warpgroups in each.
+    pub warpgroups: usize,
+    /// Dynamic shared memory of each, in bytes.
+    pub shared_bytes: usize,
+}
+
+impl From<(Grid, usize, usize)> for Blocks {
+    /// Blocks of the portable body.
+    fn from((grid, warpgroups, shared_bytes): (Grid, usize, usize)) -> Self {
+        Blocks { grid, body: Body::Portable, warpgroups, shared_bytes }
+    }
+}
+
 /// A launch, apart from its parameters.
 pub struct Launch<'a> {
     /// Which delta rule.
     pub op: Op,
     /// Element type of the operands.
     pub dtype: Dtype,
-    /// Blocks.
-    pub grid: Grid,
-    /// Warpgroups in a block.
-    pub warpgroups: usize,
-    /// The body that runs.
-    pub body: Body,
-    /// Dynamic shared memory of a block, in bytes.
-    pub shared_bytes: usize,
+    /// Its blocks.
+    pub blocks: Blocks,
     /// Checked mode, on the CPU: what must be written.
     pub checker: Option<&'a Checker>,
     /// Polled in long waits, on the CPU: whether another PE has failed.
@@ -143,6 +196,18 @@ pub struct Launch<'a> {
 
 /// A PE's device. Everything it is asked happens in order, as on one stream.
 pub trait Executor {
+    /// Memory that outlives the step that filled it: what a forward step leaves to its backward step. Its holder owns it.
+    type Memory: KeptMemory;
+
+    /// `bytes` bytes to keep, whose contents are whatever was there.
+    ///
+    /// # Errors
+    /// [`ExecError`] if there is no memory for it.
+    fn keep(&mut self, bytes: usize) -> Result<Self::Memory, ExecError>;
+
+    /// Takes memory that is no longer needed, for the next [`Executor::keep`]. (It may as well be dropped.)
+    fn reuse(&mut self, memory: Self::Memory);
+
     /// Where kernels reach a tensor of the caller; absent if it has no elements.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 use kernels_gpu::protocol::ChannelLayout;
 
+use super::agreement::Direction;
 use super::{Config, OpError};
 use crate::exec::{Executor, SymmetricBytes};
 use crate::inputs::{Dims, Inputs};
@@ -33,11 +34,21 @@ pub(super) fn heap_bytes(layout: &ChannelLayout) -> usize {
 }
 
 impl Channel {
-    /// Collective: allocates the channel on every PE, with all words zero.
-    pub fn new<X: Executor>(exec: &mut X, pe: &Pe, layout: ChannelLayout) -> Result<Self, OpError> {
+    /// Collective: allocates the channel on every PE, with all words zero. States of a forward step and gradients of a
+    /// backward step travel in channels of their own, see `kernels_gpu::protocol`.
+    pub fn new<X: Executor>(
+        exec: &mut X,
+        pe: &Pe,
+        direction: Direction,
+        layout: ChannelLayout,
+    ) -> Result<Self, OpError> {
+        let (slots, signals) = match direction {
+            Direction::Forward => ("summary slots", "summary signals"),
+            Direction::Backward => ("gradient slots", "gradient signals"),
+        };
         Ok(Self {
-            payload: exec.symmetric(pe, "summary slots", layout.payload_bytes())?,
-            words: exec.symmetric(pe, "summary signals", layout.words() * size_of::<u64>())?,
+            payload: exec.symmetric(pe, slots, layout.payload_bytes())?,
+            words: exec.symmetric(pe, signals, layout.words() * size_of::<u64>())?,
             epoch: 0,
         })
     }

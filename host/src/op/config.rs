@@ -51,6 +51,28 @@ impl MWire {
     }
 }
 
+/// What a backward step computes again. Whatever it is, `prep` and the walks over the chunks need no other PE, so they go on
+/// while gradients of states travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Everything, from the inputs. The forward step keeps nothing that grows with the number of tokens.
+    #[default]
+    All,
+    /// The states of the chunks; what `prep` computed is kept: for each head and chunk of C tokens `C (3 K + 2 C)` elements and
+    /// K more in f32.
+    States,
+}
+
+impl std::fmt::Display for Recompute {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Recompute::All => "all",
+            Recompute::States => "states",
+        })
+    }
+}
+
 /// What computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -95,6 +117,8 @@ pub struct Config {
     pub m_wire: MWire,
     /// Whether to return the state after each sequence.
     pub final_state: bool,
+    /// What a backward step computes again.
+    pub recompute: Recompute,
     /// Check what hardware cannot: barriers, bounds, unwritten outputs. Slow; on GPUs it checks nothing.
     pub checked: bool,
     /// Compute with NaN and infinity instead of refusing them.
@@ -114,6 +138,7 @@ impl Default for Config {
             chunk: 64,
             m_wire: MWire::Auto,
             final_state: true,
+            recompute: Recompute::All,
             checked: false,
             allow_nonfinite: false,
             workers: None,

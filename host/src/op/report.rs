@@ -39,8 +39,8 @@ pub struct Report {
 }
 
 /// The stamps that a step's kernels left, as a timeline.
-pub(super) fn timeline(rank: usize, stamps: &[Stamp], asked: u64, hv: usize) -> Trace {
-    let mut trace = Trace::new("forward", "block");
+pub(super) fn timeline(title: &str, rank: usize, stamps: &[Stamp], asked: u64, hv: usize) -> Trace {
+    let mut trace = Trace::new(title, "block");
     let kept = stamps.len().min(asked as usize);
     for stamp in &stamps[..kept] {
         let (name, kind) = match stamp.kind {

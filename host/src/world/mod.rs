@@ -8,6 +8,7 @@
 //! Nothing here waits forever: each wait ends when all PEs have arrived, when one failed or left, or at the timeout,
 //! and the error names the PE.
 
+mod calls;
 mod collective;
 mod control;
 mod environment;
@@ -19,6 +20,7 @@ pub mod nvshmem;
 mod pmi;
 mod rendezvous;
 mod segment;
+mod subset;
 mod threads;
 #[cfg(feature = "cuda")]
 pub mod virtual_pes;

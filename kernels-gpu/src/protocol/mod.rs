@@ -17,9 +17,28 @@
 //! means that the sender is ahead, and it did `e` first, in the order of its stream. *No overwrite*: a slot is written again
 //! only after an ack of its last epoch, which follows every read of it. Hence a sender is at most two messages ahead of a
 //! receiver. *No deadlock*: a sender waits only for reads of an earlier operation, a receiver only for the same
-//! operation of lower PEs (or higher ones, going backward), so by induction over (epoch, PE) every wait ends, provided that
+//! operation of lower PEs (of higher ones, going backward), so by induction over (epoch, PE) every wait ends, provided that
 //! all PEs issue the same operations in the same order, and that the kernels of one operation end before those of
 //! the next start.
+//!
+//! # Both directions
+//! Training has two channels of one layout: states flow from lower PEs to higher ones in forward operations, gradients of
+//! states from higher to lower in backward operations. Each has its own slots, words and epochs; the same algorithm runs
+//! in both. Nothing of one direction can then be taken for the other's, although they overlap: the last PE of a
+//! sequence has nothing to wait for in a backward operation and is in the next forward operation while lower PEs still read
+//! what it sent. (A PE in the middle merges in both directions: if these shared a flag, the forward operation of the same epoch
+//! would have raised it already.)
+//!
+//! *No deadlock*: number the operations, forward and backward alike, in the order in which all PEs issue them. In a backward
+//! operation a PE waits for
+//!
+//! 1. a free slot: for reads of an earlier operation of this direction;
+//! 2. gradients from higher PEs of the same operation, each of which is sent before its sender waits for any (the walk from a
+//!    zero gradient precedes the merge), or, in exact mode, after its sender has received those of higher PEs only.
+//!
+//! So every wait is for an earlier operation, or for the same one of a PE that lies farther along the flow: lower for
+//! forward, higher for backward. By induction over (operation, PE, counted from where the flow begins) every wait ends.
+//! The two inductions do not meet, since no operation has messages of both directions.
 //!
 //! # One protocol, several media
 //! The algorithm is written against [`Medium`]: threads, processes and GPUs supply the memory operations, and

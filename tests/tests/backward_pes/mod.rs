@@ -8,7 +8,7 @@ mod tables;
 use std::ops::Range;
 
 use deltalink::exec::cpu::Cpu;
-use deltalink::exec::{Body, Executor, Grid, Kernel, Launch};
+use deltalink::exec::{Executor, Grid, Kernel, Launch};
 use deltalink::gradients::{Gradients, Upstream};
 use deltalink::inputs::{Beta, Dims, Gate, Inputs, Op, StateLayout};
 use deltalink::reference::{Problem, segment_summary, state_at};
@@ -186,10 +186,7 @@ impl<'a> Step<'a> {
         let launch = Launch {
             op: self.setup.inputs.op,
             dtype: self.dtype,
-            grid,
-            warpgroups,
-            body: Body::Portable,
-            shared_bytes,
+            blocks: (grid, warpgroups, shared_bytes).into(),
             checker: Some(checker),
             peer_failed: &|| false,
         };

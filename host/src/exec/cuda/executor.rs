@@ -8,7 +8,7 @@ use kernels_gpu::params::{Sizes, Tensor as Param};
 
 use super::{CudaError, DeviceBuffer, Event, Function, Gpu, Shape, Stream};
 use crate::exec::cpu::code;
-use crate::exec::{Body, ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes};
+use crate::exec::{Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes};
 use crate::heap::{DevicePool, Heap};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
 use crate::world::Pe;
@@ -29,6 +29,8 @@ pub struct CudaExecutor {
     sharers: u32,
     slots: HashMap<Slot, DeviceBuffer>,
     scratch: HashMap<Scratch, DeviceBuffer>,
+    /// Memory that a step kept for a later one and that came back.
+    returned: Vec<DeviceBuffer>,
     image: Option<DeviceBuffer>,
     /// Begin and end of each launch since times were last taken, and spare events.
     timed: Vec<(Event, Event)>,
@@ -70,6 +72,7 @@ impl CudaExecutor {
             sharers: sharers as u32,
             slots: HashMap::new(),
             scratch: HashMap::new(),
+            returned: Vec::new(),
             image: None,
             timed: Vec::new(),
             spare: Vec::new(),
@@ -114,7 +117,33 @@ fn bytes_of<'a>(data: &Data<'a>) -> &'a [u8] {
     }
 }
 
+impl KeptMemory for DeviceBuffer {
+    fn address(&mut self) -> u64 {
+        DeviceBuffer::address(self)
+    }
+
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+}
+
 impl Executor for CudaExecutor {
+    type Memory = DeviceBuffer;
+
+    fn keep(&mut self, bytes: usize) -> Result<DeviceBuffer, ExecError> {
+        // Layers are alike, so what one gave back is just what another asks for; nothing is allocated in the long run.
+        if let Some(at) = self.returned.iter().position(|buffer| buffer.len() == bytes) {
+            return Ok(self.returned.swap_remove(at));
+        }
+        // One comes, one goes: sizes that are not asked for any more do not pile up.
+        self.returned.drain(..self.returned.len().min(1));
+        Ok(self.gpu.alloc(bytes)?)
+    }
+
+    fn reuse(&mut self, memory: DeviceBuffer) {
+        self.returned.push(memory);
+    }
+
     fn input(&mut self, slot: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError> {
         let bytes = bytes_of(&tensor.data());
         let memory = buffer(&self.gpu, &self.stream, &mut self.slots, slot, bytes.len())?;
@@ -145,7 +174,7 @@ impl Executor for CudaExecutor {
 
     fn scratch_bytes(&self) -> usize {
         let image = self.image.as_ref().map_or(0, DeviceBuffer::len);
-        image + self.scratch.values().map(DeviceBuffer::len).sum::<usize>()
+        image + self.scratch.values().chain(&self.returned).map(DeviceBuffer::len).sum::<usize>()
     }
 
     fn put_image(&mut self, image: &Image) -> Result<u64, ExecError> {
@@ -169,21 +198,21 @@ impl Executor for CudaExecutor {
 
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {
         let (begin, end) = (self.event()?, self.event()?);
-        let (sharers, threads) = (self.sharers, (launch.warpgroups * WARPGROUP) as u32);
-        let shared_bytes = launch.shared_bytes as u32;
-        let name = match launch.body {
+        let (sharers, threads) = (self.sharers, (launch.blocks.warpgroups * WARPGROUP) as u32);
+        let shared_bytes = launch.blocks.shared_bytes as u32;
+        let name = match launch.blocks.body {
             Body::Portable => K::device_entry(launch.op, launch.dtype),
-            Body::Hopper => K::hopper_entry(launch.op, launch.warpgroups),
+            Body::Hopper => K::hopper_entry(launch.op, launch.blocks.warpgroups),
         };
         let function = &self.kernels[&name];
-        let blocks = match launch.grid {
+        let blocks = match launch.blocks.grid {
             Grid::Blocks(blocks) => blocks as u32,
             Grid::Resident => function.residency(threads, shared_bytes)?.share(sharers).max(1),
         };
         begin.record(&self.stream)?;
         if blocks > 0 {
             let shape = Shape { blocks, threads, shared_bytes };
-            if launch.grid == Grid::Resident {
+            if launch.blocks.grid == Grid::Resident {
                 function.check_resident(shape, sharers)?;
             }
             // SAFETY: the entry takes these parameters by value; the step keeps all memory that they name until it has
