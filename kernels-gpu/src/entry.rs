@@ -6,6 +6,7 @@
 use half::{bf16, f16};
 
 use crate::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
+use crate::comm_bench::{CommBenchParams, comm_bench as exchange};
 use crate::conformance::TileCase;
 use crate::conformance::acc::acc_ops;
 use crate::conformance::block::block_ops;
@@ -61,6 +62,7 @@ entries! {
     grad_gdn_bf16 = grad::<Gdn, bf16>, GradParams;
     grad_gdn_f16 = grad::<Gdn, f16>, GradParams;
     reduce_f32 = reduce, ReduceParams;
+    comm_bench = exchange, CommBenchParams;
     conformance_acc_f32 = acc_ops::<f32>, TileCase;
     conformance_acc_bf16 = acc_ops::<bf16>, TileCase;
     conformance_acc_f16 = acc_ops::<f16>, TileCase;

@@ -6,15 +6,20 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use super::Exit;
 use super::output::{JsonTarget, OutputError, emit, table};
 
 mod cuda;
 mod launchers;
 mod machine;
 mod nvshmem;
+mod peers;
+mod self_test;
 mod tiles;
 
-/// Show what this machine offers: CPU, memory, GPUs, driver, NVSHMEM, launchers.
+pub(super) use cuda::{Driver, driver_version};
+
+/// Show what this machine offers: CPU, memory, GPUs and how they reach each other, driver, MPS, NVSHMEM, launchers.
 ///
 /// The CPU back end needs none of the GPU parts. Each thing is ok, missing, or a note: something to know that stops
 /// nothing. What to do about missing things follows the table. The command succeeds unless the CPU back end itself cannot
@@ -23,9 +28,16 @@ mod tiles;
 #[command(after_long_help = "Examples:
   Look at this machine:
     deltalink doctor
+  Also let two PEs exchange messages for two seconds, on the CPU and on the GPUs that this build can use:
+    deltalink doctor --self-test
   Keep a record beside a measurement:
-    deltalink doctor --json machine.json")]
+    deltalink doctor --json machine.json
+
+Exit code: 0 unless the CPU back end cannot run here (2) or the self-test fails (1).")]
 pub struct Args {
+    /// Let two PEs exchange messages for two seconds and compare what arrives.
+    #[arg(long)]
+    pub self_test: bool,
     /// Also write the findings as JSON to FILE; - writes JSON, and nothing else, to standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<JsonTarget>,
@@ -61,6 +73,8 @@ pub enum Status {
     Missing,
     /// Something to know; it stops nothing.
     Note,
+    /// Tried, and wrong.
+    Failed,
 }
 
 impl std::fmt::Display for Status {
@@ -69,6 +83,7 @@ impl std::fmt::Display for Status {
             Status::Ok => "ok",
             Status::Missing => "missing",
             Status::Note => "note",
+            Status::Failed => "FAILED",
         })
     }
 }
@@ -115,14 +130,25 @@ pub struct Report {
 impl Report {
     /// Looks at this machine: reads `/proc`, loads libcuda and libnvshmem_host if they are there, and asks the launchers
     /// on `PATH` for their versions.
-    pub fn of_this_machine() -> Self {
+    ///
+    /// With `self_test` two PEs exchange messages, which takes two seconds for each device.
+    pub fn of_this_machine(self_test: bool) -> Self {
         let machine = machine::Machine::this();
         let mut findings = machine.findings();
         let driver = cuda::Driver::probe("libcuda.so.1".as_ref());
         findings.extend(driver.findings(machine.read("/proc/driver/nvidia/version").as_deref()));
+        findings.extend(machine.mps(driver.gpu_count() > 0));
         findings.extend(nvshmem::findings(&machine, &nvshmem::ask_library));
         findings.extend(launchers::findings(&machine, &launchers::ask_program));
+        if self_test {
+            findings.extend(self_test::findings(driver.gpu_count()));
+        }
         Self::of(findings)
+    }
+
+    /// Whether nothing that was tried went wrong.
+    pub fn passed(&self) -> bool {
+        self.findings.iter().all(|finding| finding.status != Status::Failed)
     }
 
     fn of(findings: Vec<Finding>) -> Self {
@@ -183,14 +209,17 @@ fn advise(f: &Finding) -> String {
 /// Looks at this machine and writes what it found to `out`, as a table or as JSON where `args.json` says so.
 ///
 /// # Errors
-/// [`DoctorError`] if the CPU back end cannot run here (after the report is written) or the report cannot be written.
-pub fn run(args: &Args, out: &mut impl Write) -> Result<(), DoctorError> {
+/// [`DoctorError`] if the CPU back end cannot run here (after the report is written) or the report cannot be written. That
+/// the self-test fails is [`Exit::Wrong`].
+pub fn run(args: &Args, out: &mut impl Write) -> Result<Exit, DoctorError> {
     if args.tiles {
-        return tiles::run(args.json.as_ref(), out);
+        tiles::run(args.json.as_ref(), out)?;
+        return Ok(Exit::Success);
     }
-    let report = Report::of_this_machine();
+    let report = Report::of_this_machine(args.self_test);
     emit(out, args.json.as_ref(), &report, || report.text())?;
-    report.cpu_back_end()
+    report.cpu_back_end()?;
+    Ok(if report.passed() { Exit::Success } else { Exit::Wrong })
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! The kernels by name: parameters, host function, entry of a device module.
 
 use kernels_gpu::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
-use kernels_gpu::fixup::{self, fix_out};
+use kernels_gpu::comm_bench::{CommBenchParams, comm_bench};
+use kernels_gpu::fixup::fix_out;
 use kernels_gpu::gate::{Gdn, Kda};
 use kernels_gpu::params::{FixParams, GradParams, PrepParams, ReduceParams, ScanBackParams, ScanParams, StatesParams};
 use kernels_gpu::prep::prep;
@@ -136,10 +137,20 @@ impl Kernel for ReduceParams {
     }
 }
 
+impl Kernel for CommBenchParams {
+    const NAME: &'static str = "comm_bench";
+    fn host_entry(_: Op, _: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
+        comm_bench
+    }
+    fn device_entry(_: Op, _: Dtype) -> String {
+        Self::NAME.to_owned()
+    }
+}
+
 /// Names of all kernels of a device module.
 #[cfg(feature = "cuda")]
 pub(super) fn device_entries() -> Vec<String> {
-    let mut names = vec![ReduceParams::device_entry(Op::Kda, Dtype::F32)];
+    let mut names = vec![ReduceParams::device_entry(Op::Kda, Dtype::F32), CommBenchParams::NAME.to_owned()];
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         for op in [Op::Kda, Op::Gdn] {
             names.extend([PrepParams::device_entry(op, dtype), GradParams::device_entry(op, dtype)]);
@@ -152,7 +163,7 @@ pub(super) fn device_entries() -> Vec<String> {
         ]);
     }
     names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::hopper_entry(op, kernels_gpu::hopper::PREP_WARPGROUPS)));
-    names.push(FixParams::hopper_entry(Op::Kda, fixup::WARPGROUPS));
+    names.push(FixParams::hopper_entry(Op::Kda, kernels_gpu::fixup::WARPGROUPS));
     names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));
     names
 }

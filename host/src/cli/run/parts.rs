@@ -22,7 +22,7 @@ struct Header {
 
 /// A [`Report`] without the times of single kernels, which only the PE itself looks at.
 #[derive(Serialize, Deserialize)]
-struct Counts {
+pub(super) struct Counts {
     tokens: usize,
     bytes_sent: u64,
     messages: u64,
@@ -33,15 +33,9 @@ struct Counts {
     heap_bytes: usize,
 }
 
-/// The bytes of `part`.
-pub(super) fn encode(part: &Forward) -> Vec<u8> {
-    let r = &part.report;
-    let header = Header {
-        dtype: part.o.data.dtype(),
-        o: part.o.shape.clone(),
-        states: part.final_state.as_ref().map(|states| states.shape.clone()),
-        has_trace: part.trace.is_some(),
-        report: Counts {
+impl Counts {
+    pub fn of(r: &Report) -> Self {
+        Self {
             tokens: r.tokens,
             bytes_sent: r.bytes_sent,
             messages: r.messages,
@@ -50,7 +44,27 @@ pub(super) fn encode(part: &Forward) -> Vec<u8> {
             slot_wait: r.slot_wait,
             scratch_bytes: r.scratch_bytes,
             heap_bytes: r.heap_bytes,
-        },
+        }
+    }
+}
+
+impl From<Counts> for Report {
+    fn from(counts: Counts) -> Self {
+        let Counts { tokens, bytes_sent, messages, compute, exposed_wait, slot_wait, scratch_bytes, heap_bytes } =
+            counts;
+        let kernels = Vec::new();
+        Self { tokens, bytes_sent, messages, kernels, compute, exposed_wait, slot_wait, scratch_bytes, heap_bytes }
+    }
+}
+
+/// The bytes of `part`.
+pub(in crate::cli) fn encode(part: &Forward) -> Vec<u8> {
+    let header = Header {
+        dtype: part.o.data.dtype(),
+        o: part.o.shape.clone(),
+        states: part.final_state.as_ref().map(|states| states.shape.clone()),
+        has_trace: part.trace.is_some(),
+        report: Counts::of(&part.report),
     };
     let header = serde_json::to_vec(&header).expect("numbers and strings serialise");
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -64,7 +78,7 @@ pub(super) fn encode(part: &Forward) -> Vec<u8> {
 }
 
 /// What [`encode`] was given, without [`Report::kernels`]; or why it cannot be read.
-pub(super) fn decode(bytes: &[u8]) -> Result<Forward, String> {
+pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<Forward, String> {
     let mut rest = bytes;
     let mut take = |n: usize| rest.split_off(..n).ok_or_else(|| format!("it ends after {} bytes", bytes.len()));
     let length = take(8)?.try_into().map_or(0, u64::from_le_bytes) as usize;
@@ -78,12 +92,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Forward, String> {
     let o = tensor(header.dtype, &header.o)?;
     let final_state = header.states.map(|shape| tensor(Dtype::F32, &shape)).transpose()?;
     let trace = header.has_trace.then(|| Trace::from_chrome(rest).map_err(|error| error.to_string())).transpose()?;
-    let Counts { tokens, bytes_sent, messages, compute, exposed_wait, slot_wait, scratch_bytes, heap_bytes } =
-        header.report;
-    let kernels = Vec::new();
-    let report =
-        Report { tokens, bytes_sent, messages, kernels, compute, exposed_wait, slot_wait, scratch_bytes, heap_bytes };
-    Ok(Forward { o, final_state, report, trace })
+    Ok(Forward { o, final_state, report: header.report.into(), trace })
 }
 
 #[cfg(test)]

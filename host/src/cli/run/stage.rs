@@ -2,20 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use super::input::Job;
-use super::{Exit, Invocation, RunCommandError, World, parts};
 #[cfg(feature = "cuda")]
-use crate::exec::{
-    ExecError,
-    cuda::{CudaExecutor, Gpu, choose_device},
-};
+use super::super::gpus::GpuOfPe;
+use super::input::Job;
+use super::{RunCommandError, World, parts};
+#[cfg(feature = "cuda")]
+use crate::exec::{ExecError, cuda::CudaExecutor};
+use crate::gradients::Upstream;
 use crate::inputs::Inputs;
-use crate::op::whole::{self, Share, Whole, join};
+use crate::op::whole::{self, PartBackward, Share, Whole, join, one_backward};
 use crate::op::{Config, ContextParallel, Device, Forward, OpError};
 use crate::plan::Plan;
 #[cfg(feature = "cuda")]
 use crate::world::nvshmem::Nvshmem;
-use crate::world::{Launch, Pe, WorldOptions};
+use crate::world::{Pe, WorldOptions};
 
 /// The PEs that compute, as this process sees them.
 pub(super) enum Stage<'pe> {
@@ -45,14 +45,7 @@ impl<'pe> Operation<'pe> {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda => {
-                let gpus = Gpu::count().map_err(ExecError::from)?;
-                let gpu = Gpu::open(choose_device(pe.local_rank(), gpus)).map_err(ExecError::from)?;
-                let nvshmem = Nvshmem::start(pe, &gpu, pool_bytes).map_err(ExecError::from)?;
-                for warning in nvshmem.warnings().iter().filter(|_| pe.rank() == 0) {
-                    tracing::warn!("{warning}");
-                }
-                // PEs of this machine are dealt out to its GPUs in turn.
-                let sharers = pe.size().div_ceil(gpus);
+                let GpuOfPe { gpu, nvshmem, sharers } = GpuOfPe::start(pe, pool_bytes)?;
                 let exec = CudaExecutor::new(&gpu, nvshmem.heap().clone(), sharers).map_err(ExecError::from)?;
                 Ok(Operation::Cuda { op: ContextParallel::on(pe, config, exec)?, _nvshmem: nvshmem })
             }
@@ -66,6 +59,20 @@ impl<'pe> Operation<'pe> {
             Operation::Cpu(op) => op.forward(plan, inputs),
             #[cfg(feature = "cuda")]
             Operation::Cuda { op, .. } => op.forward(plan, inputs),
+        }
+    }
+
+    /// A forward and a backward call.
+    pub fn backward(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        upstream: &Upstream<'_>,
+    ) -> Result<PartBackward, OpError> {
+        match self {
+            Operation::Cpu(op) => one_backward(op, plan, inputs, upstream),
+            #[cfg(feature = "cuda")]
+            Operation::Cuda { op, .. } => one_backward(op, plan, inputs, upstream),
         }
     }
 }
@@ -121,17 +128,4 @@ fn machine_epoch() -> Instant {
     let now = Instant::now();
     // Where this cannot be represented each process keeps an axis of its own.
     now.checked_sub(since).unwrap_or(now)
-}
-
-/// Starts this program again as each of `pes` PEs and waits for them. They write what there is to say.
-pub(super) fn launch(pes: usize, options: &WorldOptions, invocation: &Invocation) -> Result<Exit, RunCommandError> {
-    let report = Launch::new(pes, options, &invocation.program).args(invocation.args.iter().cloned()).run()?;
-    if report.success() {
-        return Ok(Exit::Success);
-    }
-    match report.exits.first().and_then(|exit| exit.status.code()) {
-        Some(1) => Ok(Exit::Wrong),
-        Some(2) => Ok(Exit::Failed),
-        _ => Err(RunCommandError::Processes(report)),
-    }
 }
