@@ -66,9 +66,9 @@ impl Targets {
 }
 
 /// The memory operations of the protocol, on behalf of one warpgroup.
-struct Link<'w, 'a> {
-    wg: &'w Warpgroup<'a>,
-    port: Port<'w>,
+pub(crate) struct Link<'w, 'a> {
+    pub(crate) wg: &'w Warpgroup<'a>,
+    pub(crate) port: Port<'w>,
 }
 
 impl Link<'_, '_> {
@@ -150,7 +150,7 @@ impl Port<'_> {
 
     /// Leaves `expired` for the host, unless an earlier one is there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn trap(&self, wg: &Warpgroup<'_>, expired: Expired) {
+    pub(crate) fn trap(&self, wg: &Warpgroup<'_>, expired: Expired) {
         let state = wg.word(self.trap_state(), 0);
         // Relaxed claim: it only elects a writer. The release store below publishes the record.
         if state.compare_exchange(TrapRecord::CLEAR, TrapRecord::CLAIMED, Ordering::Relaxed, Ordering::Relaxed).is_ok()

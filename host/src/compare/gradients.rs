@@ -38,8 +38,14 @@ fn dg_floor(dtype: Dtype) -> f64 {
     }
 }
 
-/// Gradients so much smaller than the largest one count as zero: kernels cut products of decays off at 2^-100.
-const NEGLIGIBLE: f64 = 1e-24;
+/// Gradients so much smaller than the largest one count as zero: kernels cut products of decays off at 2^-100, and an operand
+/// in f16 below 2^-24 is zero.
+fn negligible(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F32 | Dtype::Bf16 => 1e-24,
+        Dtype::F16 => 1.0 / (1 << 24) as f64,
+    }
+}
 
 /// Compares `found` with the reference's `expected`, both with respect to `inputs`, of which `p` was made.
 ///
@@ -57,8 +63,38 @@ pub fn gradients(
     found: &Gradients<Vec<f64>>,
     expected: &Gradients<Vec<f64>>,
 ) -> Vec<Checked> {
+    gradients_within(inputs, p, found, expected, Allowance::default())
+}
+
+/// [`gradients`] where more or less is allowed.
+///
+/// # Panics
+/// As [`gradients`].
+pub fn gradients_within(
+    inputs: &Inputs<'_>,
+    p: &Problem,
+    found: &Gradients<Vec<f64>>,
+    expected: &Gradients<Vec<f64>>,
+    allowance: Allowance,
+) -> Vec<Checked> {
     let expected = expected.named(inputs).into_iter().map(|(name, x)| (name, x.clone())).collect();
-    check(inputs, p, found, expected)
+    check(inputs, p, found, expected, allowance)
+}
+
+/// What is allowed beyond [`gradient_tolerance`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Allowance {
+    /// Relative errors of another source, which add up with the others in squares.
+    pub rounding: f64,
+    /// Factor of all of it.
+    pub factor: f64,
+}
+
+impl Default for Allowance {
+    /// Nothing.
+    fn default() -> Self {
+        Self { rounding: 0.0, factor: 1.0 }
+    }
 }
 
 /// Compares every gradient in `found`, with respect to the inputs of `file`, of which `p` was made, with the one that the
@@ -67,7 +103,7 @@ pub fn gradients_against_file(file: &InputFile, p: &Problem, found: &Gradients<V
     let inputs = file.inputs();
     let in_file = |(name, _)| Some((name, file.expected(name)?.data.to_f64()));
     let expected = found.named(&inputs).into_iter().filter_map(in_file).collect();
-    check(&inputs, p, found, expected)
+    check(&inputs, p, found, expected, Allowance::default())
 }
 
 fn check(
@@ -75,6 +111,7 @@ fn check(
     p: &Problem,
     found: &Gradients<Vec<f64>>,
     expected: Vec<(&'static str, Vec<f64>)>,
+    allowance: Allowance,
 ) -> Vec<Checked> {
     let floors = Floors::new(inputs, p, &expected);
     let (shapes, found) = (Gradients::shapes(inputs), found.named(inputs));
@@ -83,7 +120,8 @@ fn check(
     let of_name = |name: &str| found.iter().zip(&shapes).find(|((found, _), _)| *found == name);
     let judged = |(name, expected): (&'static str, Vec<f64>)| {
         let (&(_, found), &(_, shape)) = of_name(name).unwrap_or_else(|| panic!("no {name} was found"));
-        let (tolerance, floor) = (gradient_tolerance(dtype, name), floors.of(name));
+        let Allowance { rounding, factor } = allowance;
+        let (tolerance, floor) = (factor * gradient_tolerance(dtype, name).hypot(rounding), factor * floors.of(name));
         let close =
             |(found, expected): (&f64, &f64)| super::distance(*found, *expected) <= tolerance * expected.abs() + floor;
         let every_element = found.iter().zip(&expected).all(close);
@@ -125,7 +163,7 @@ impl Floors {
         });
         let dg = dg_floor(inputs.dtype()) * terms.max(state);
         let (raw, a_log) = p.gate_steepness();
-        let others = NEGLIGIBLE * largest(&mut expected.iter().flat_map(|(_, x)| x.iter().copied()));
+        let others = negligible(inputs.dtype()) * largest(&mut expected.iter().flat_map(|(_, x)| x.iter().copied()));
         Self {
             dg,
             raw: dg * raw,

@@ -1,6 +1,7 @@
 //! The kernels by name: parameters, host function, entry of a device module.
 
 use kernels_gpu::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
+use kernels_gpu::comm_bench::{CommBenchParams, comm_bench};
 use kernels_gpu::fixup::fix_out;
 use kernels_gpu::gate::{Gdn, Kda};
 use kernels_gpu::params::{FixParams, GradParams, PrepParams, ReduceParams, ScanBackParams, ScanParams, StatesParams};
@@ -90,6 +91,9 @@ impl Kernel for FixParams {
     fn device_entry(_: Op, dtype: Dtype) -> String {
         format!("fix_out_{dtype}")
     }
+    fn hopper_entry(_: Op, _: usize) -> String {
+        "fix_out_bf16_hopper".into()
+    }
 }
 
 impl Kernel for ScanBackParams {
@@ -133,10 +137,20 @@ impl Kernel for ReduceParams {
     }
 }
 
+impl Kernel for CommBenchParams {
+    const NAME: &'static str = "comm_bench";
+    fn host_entry(_: Op, _: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
+        comm_bench
+    }
+    fn device_entry(_: Op, _: Dtype) -> String {
+        Self::NAME.to_owned()
+    }
+}
+
 /// Names of a device module's kernels that there are for every device.
 #[cfg(feature = "cuda")]
 pub(super) fn portable_entries() -> Vec<String> {
-    let mut names = vec![ReduceParams::device_entry(Op::Kda, Dtype::F32)];
+    let mut names = vec![ReduceParams::device_entry(Op::Kda, Dtype::F32), CommBenchParams::NAME.to_owned()];
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         for op in [Op::Kda, Op::Gdn] {
             names.extend([PrepParams::device_entry(op, dtype), GradParams::device_entry(op, dtype)]);
@@ -156,6 +170,7 @@ pub(super) fn portable_entries() -> Vec<String> {
 pub(super) fn hopper_entries() -> Vec<String> {
     let mut names = Vec::new();
     names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::hopper_entry(op, kernels_gpu::hopper::PREP_WARPGROUPS)));
+    names.push(FixParams::hopper_entry(Op::Kda, kernels_gpu::fixup::WARPGROUPS));
     names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));
     names
 }

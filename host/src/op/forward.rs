@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kernels_gpu::fixup;
+use kernels_gpu::hopper;
 use kernels_gpu::params::{FixParams, Records, ScanParams, Tensor as Param};
 use kernels_gpu::scan::own_len;
 use kernels_gpu::tile::host::Checker;
@@ -13,7 +14,7 @@ use super::step::{Common, Step, TableParts, WordParts, WorkParts, optional, part
 use super::tables::HostTables;
 use super::{Forward, Mode, OpError, Recompute};
 use crate::exec::cpu::code;
-use crate::exec::{Body, ExecError, Executor, Grid, Image, Scratch, Slot};
+use crate::exec::{Blocks, Body, ExecError, Executor, Grid, Image, Scratch, Slot};
 use crate::inputs::Dims;
 use crate::tensor::{Dtype, Tensor};
 
@@ -146,8 +147,12 @@ impl Step<'_> {
             exchange = start.elapsed();
         }
         if !tables.fix.is_empty() {
-            let shared = fixup::shared_bytes(k, config.chunk, element);
-            common.launch(exec, (Grid::Resident, fixup::WARPGROUPS, shared), &fix_params)?;
+            let shared_bytes = match body {
+                Body::Portable => fixup::shared_bytes(k, config.chunk, element),
+                Body::Hopper => hopper::FIX_SHARED,
+            };
+            let blocks = Blocks { grid: Grid::Resident, body, warpgroups: fixup::WARPGROUPS, shared_bytes };
+            common.launch(exec, blocks, &fix_params)?;
         }
         exec.get_image(&mut image, &peer_failed)?;
         self.check_trap(exec)?;

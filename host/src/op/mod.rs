@@ -37,6 +37,7 @@ pub use config::{Config, Device, MWire, Mode, Recompute, Transport};
 pub use error::{ExpiredWait, OpError};
 pub use report::{KernelTime, Report};
 pub use saved::{Saved, SavedHandle};
+pub(crate) use training::check_upstream;
 
 use crate::exec::cpu::Cpu;
 use crate::exec::{ExecError, Executor};

@@ -158,7 +158,7 @@ impl<X: Executor> ContextParallel<'_, X> {
 }
 
 /// Checks upstream gradients for `ends` final states against the inputs, and their values.
-pub(super) fn check_upstream(
+pub(crate) fn check_upstream(
     upstream: &Upstream<'_>,
     inputs: &Inputs<'_>,
     dims: &Dims,

@@ -4,7 +4,10 @@ mod backward;
 
 use std::time::Instant;
 
-pub use backward::{UpstreamShare, WholeBackward, backward, join_gradients};
+pub use backward::{
+    PartBackward, UpstreamShare, WholeBackward, backward, gradients_of_rank, join_backward, join_gradients,
+    one_backward,
+};
 
 use super::{Config, ContextParallel, Device, Forward, OpError, Report};
 use crate::exec::Executor;

@@ -20,6 +20,7 @@ pub mod nvshmem;
 mod pmi;
 mod rendezvous;
 mod segment;
+mod subset;
 mod threads;
 #[cfg(feature = "cuda")]
 pub mod virtual_pes;

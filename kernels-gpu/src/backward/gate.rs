@@ -17,6 +17,7 @@ use crate::tile::{Shared, Warpgroup};
 /// Turns `dg` into the gradient of what the gate was given, and stores it and this chunk's share of dt_bias's gradient.
 /// `z` and `share` are work space of the same shape, `sums` a row of it; `d_a_log` gets each token's share of
 /// A_log's gradient. Between two barriers of the caller's.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn gate_gradient<G: Gate>(
     wg: &mut Warpgroup<'_>,
     p: &GradParams,
@@ -63,6 +64,7 @@ pub(super) fn gate_gradient<G: Gate>(
 }
 
 /// The chunk's share of A_log's gradient, if there is one, from that of its tokens.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn store_gate_share(
     wg: &mut Warpgroup<'_>,
     p: &GradParams,

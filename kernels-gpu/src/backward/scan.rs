@@ -115,6 +115,7 @@ pub fn scan_back<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &ScanBackParams) 
 }
 
 /// This PE's M, a block of columns, to those who compose it. False if a slot did not become free in time.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn send_transition(
     wg: &mut Warpgroup<'_>,
     p: &ScanBackParams,
@@ -134,6 +135,7 @@ fn send_transition(
 
 /// D^T after the last chunk: 0, the final state's gradient, what other PEs' gradients were merged into, or, in exact mode,
 /// what arrives. False if it did not arrive in time.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn first_gradient(
     wg: &mut Warpgroup<'_>,
     p: &ScanBackParams,
@@ -171,6 +173,7 @@ fn first_gradient(
 
 /// One chunk. The block's barriers are around the loads of the shared operands; all warpgroups take part in
 /// them, also those without columns in this item.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn step<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &ScanBackParams,
@@ -246,6 +249,7 @@ fn each_slab(k: usize, mut f: impl FnMut(usize, usize)) {
 
 /// After the first chunk: the initial state's gradient to the caller, or the state's gradient to earlier PEs. False if a slot
 /// did not become free in time.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn hand_over(
     wg: &mut Warpgroup<'_>,
     p: &ScanBackParams,
@@ -266,6 +270,7 @@ fn hand_over(
 }
 
 /// A block to whoever needs it. False if a slot did not become free in time.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn send(
     wg: &mut Warpgroup<'_>,
     p: &ScanBackParams,

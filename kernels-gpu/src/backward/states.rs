@@ -53,17 +53,20 @@ pub(super) struct Columns {
 
 impl Columns {
     /// Those of S block `block`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_block(sizes: &Sizes, block: u32) -> Self {
         let (first, v) = (block as usize * BLOCK_COLUMNS, sizes.v as usize);
         Self { first, count: (v - first).min(BLOCK_COLUMNS) }
     }
 
     /// These rows of `tile`, which is `[64, ..]`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn rows<T: OperandElement>(&self, tile: Shared<T>) -> Shared<T> {
         tile.row_range(0, self.count)
     }
 
     /// These columns of rows of V values, `[len, columns]`, of one head and a chunk's tokens.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn values(&self, sizes: &Sizes, x: &Tensor, chunk: &Chunk, head: usize) -> Matrix {
         let (hv, v) = (sizes.hv as usize, sizes.v as usize);
         let first = (chunk.token as usize * hv + head) * v + self.first;
@@ -71,6 +74,7 @@ impl Columns {
     }
 
     /// These rows, `[columns, K]`, of state `row` (of `[.., V, K]`).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn state(&self, sizes: &Sizes, x: &Tensor, row: usize) -> Matrix {
         let (k, v) = (sizes.k as usize, sizes.v as usize);
         x.matrix((row * v + self.first) * k, self.count, k, k, 1)
@@ -116,6 +120,7 @@ pub fn scan_states<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &StatesParams) 
 }
 
 /// S^T before the first chunk.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn initial_state(
     wg: &mut Warpgroup<'_>,
     p: &StatesParams,
@@ -139,6 +144,7 @@ fn initial_state(
 
 /// One chunk. The block's barriers are around the loads of the shared operands; all warpgroups take part in
 /// them, also those without columns in this item.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn step<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &StatesParams,
@@ -187,11 +193,13 @@ fn step<E: OperandElement>(
 }
 
 /// The transpose.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn transposed(x: Matrix) -> Matrix {
     Matrix { rows: x.cols, cols: x.rows, row_stride: x.col_stride, col_stride: x.row_stride, ..x }
 }
 
 /// Loads the block's operands, each warpgroup its share of the rows, between two barriers.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn load_operands<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     operand: Shared<E>,

@@ -2,23 +2,21 @@
 
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "cuda")]
+use super::super::gpus::GpuOfPe;
 use super::input::Job;
 use super::soak::{Outcome, Soak};
-use super::{Exit, Invocation, RunCommandError, World, parts};
+use super::{RunCommandError, World, parts};
 #[cfg(feature = "cuda")]
-use crate::exec::{
-    ExecError,
-    cuda::{CudaExecutor, Gpu, Kernels, choose_device},
-};
+use crate::exec::{ExecError, cuda::CudaExecutor};
+use crate::gradients::Upstream;
 use crate::inputs::Inputs;
-#[cfg(feature = "cuda")]
-use crate::op::Transport;
-use crate::op::whole::{self, Share, Whole, join};
+use crate::op::whole::{self, PartBackward, Share, Whole, join, one_backward};
 use crate::op::{Config, ContextParallel, Device, Forward, OpError};
 use crate::plan::Plan;
 #[cfg(feature = "cuda")]
 use crate::world::nvshmem::Nvshmem;
-use crate::world::{Launch, Pe, WorldOptions};
+use crate::world::{Pe, WorldOptions};
 
 /// The PEs that compute, as this process sees them.
 pub(super) enum Stage<'pe> {
@@ -48,16 +46,11 @@ impl<'pe> Operation<'pe> {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda => {
-                let gpus = Gpu::count().map_err(ExecError::from)?;
-                let gpu = Gpu::open(choose_device(pe.local_rank(), gpus)).map_err(ExecError::from)?;
-                let mut nvshmem = Nvshmem::start(pe, &gpu, pool_bytes).map_err(ExecError::from)?;
-                for warning in nvshmem.warnings().iter().filter(|_| pe.rank() == 0) {
-                    tracing::warn!("{warning}");
-                }
-                match on_gpu(pe, config, &gpu, &mut nvshmem) {
-                    Ok(op) => Ok(Operation::Cuda { op: Box::new(op), nvshmem }),
+                let mut on = GpuOfPe::start(pe, pool_bytes)?;
+                match on.executor(config.transport).and_then(|exec| ContextParallel::on(pe, config, exec)) {
+                    Ok(op) => Ok(Operation::Cuda { op: Box::new(op), nvshmem: on.nvshmem }),
                     Err(error) => {
-                        nvshmem.abandon();
+                        on.nvshmem.abandon();
                         Err(error)
                     }
                 }
@@ -74,27 +67,20 @@ impl<'pe> Operation<'pe> {
             Operation::Cuda { op, .. } => op.forward(plan, inputs),
         }
     }
-}
 
-/// The operation on `gpu`, with the kernels that reach all PEs.
-#[cfg(feature = "cuda")]
-fn on_gpu<'pe>(
-    pe: &'pe Pe,
-    config: Config,
-    gpu: &Gpu,
-    nvshmem: &mut Nvshmem<'pe>,
-) -> Result<ContextParallel<'pe, CudaExecutor>, OpError> {
-    let mut kernels = || -> Result<Kernels, ExecError> {
-        if config.transport != Transport::Put && !nvshmem.needs_puts() {
-            return Ok(Kernels::direct(gpu)?);
+    /// A forward and a backward call.
+    pub fn backward(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        upstream: &Upstream<'_>,
+    ) -> Result<PartBackward, OpError> {
+        match self {
+            Operation::Cpu(op) => one_backward(op, plan, inputs, upstream),
+            #[cfg(feature = "cuda")]
+            Operation::Cuda { op, .. } => one_backward(op, plan, inputs, upstream),
         }
-        let kernels = Kernels::with_nvshmem(gpu)?;
-        nvshmem.attach(kernels.module(), &gpu.stream()?)?;
-        Ok(kernels)
-    };
-    let kernels = kernels()?;
-    let exec = CudaExecutor::new(gpu, kernels, nvshmem.heap().clone(), nvshmem.sharing()).map_err(ExecError::from)?;
-    ContextParallel::on(pe, config, exec)
+    }
 }
 
 impl<'pe> Stage<'pe> {
@@ -138,13 +124,16 @@ impl<'pe> Stage<'pe> {
                 let share = Share::new(&job.plan, pe.rank(), &inputs);
                 let share = share.inputs(&inputs);
                 let (part, outcome) = soak.run(pe.rank(), &mut || op.forward(&job.plan, &share)).map_err(failed)?;
-                let Some(all) = pe.gather("results", 0, &parts::encode(&part, &outcome))? else {
+                let outcomes = pe.gather("repetitions", 0, &outcome.encode())?;
+                let (Some(all), Some(outcomes)) = (pe.gather("results", 0, &parts::encode(&part))?, outcomes) else {
                     return Ok(None);
                 };
-                let decode = |(rank, bytes): (usize, &Vec<u8>)| {
-                    parts::decode(bytes).map_err(|reason| RunCommandError::Part { rank, reason })
+                let decode = |(rank, (bytes, outcome)): (usize, (&Vec<u8>, &Vec<u8>))| {
+                    let unreadable = |reason| RunCommandError::Part { rank, reason };
+                    let outcome = Outcome::decode(outcome).map_err(unreadable)?;
+                    Ok::<_, RunCommandError>((parts::decode(bytes).map_err(unreadable)?, outcome))
                 };
-                all.iter().enumerate().map(decode).collect::<Result<_, _>>()?
+                all.iter().zip(&outcomes).enumerate().map(decode).collect::<Result<_, _>>()?
             }
         };
         let (all, outcomes) = all.into_iter().unzip();
@@ -186,17 +175,4 @@ fn machine_epoch() -> Instant {
     let now = Instant::now();
     // Where this cannot be represented each process keeps an axis of its own.
     now.checked_sub(since).unwrap_or(now)
-}
-
-/// Starts this program again as each of `pes` PEs and waits for them. They write what there is to say.
-pub(super) fn launch(pes: usize, options: &WorldOptions, invocation: &Invocation) -> Result<Exit, RunCommandError> {
-    let report = Launch::new(pes, options, &invocation.program).args(invocation.args.iter().cloned()).run()?;
-    if report.success() {
-        return Ok(Exit::Success);
-    }
-    match report.exits.first().and_then(|exit| exit.status.code()) {
-        Some(1) => Ok(Exit::Wrong),
-        Some(2) => Ok(Exit::Failed),
-        _ => Err(RunCommandError::Processes(report)),
-    }
 }

@@ -66,20 +66,51 @@ pub fn backward(
     check_whole(plan, whole, config)?;
     check_upstream(upstream, whole, &whole.dims()?, plan.layout.sequences(), config.allow_nonfinite)?;
     let parts = on_all_pes(&BackwardJob { plan, whole, upstream }, plan, whole, config, options)?;
-    let (mut forwards, mut saved_bytes, mut backwards) = (Vec::new(), Vec::new(), Vec::new());
-    for (forward, bytes, backward) in parts {
+    Ok(join_backward(plan, whole, parts))
+}
+
+/// What one PE returns of a forward and a backward call.
+#[derive(Clone, Debug)]
+pub struct PartBackward {
+    /// Of the forward call.
+    pub forward: Forward,
+    /// Bytes of device memory that were kept between the two calls.
+    pub saved_bytes: usize,
+    /// Of the backward call.
+    pub backward: Backward,
+}
+
+/// A forward and a backward call of one PE on its shares.
+///
+/// # Errors
+/// [`OpError`] of either call.
+pub fn one_backward<X: Executor>(
+    op: &mut ContextParallel<'_, X>,
+    plan: &Plan,
+    share: &Inputs<'_>,
+    upstream: &Upstream<'_>,
+) -> Result<PartBackward, OpError> {
+    let (forward, saved) = op.forward_saving(plan, share)?;
+    let saved_bytes = saved.bytes();
+    let backward = op.backward(plan, share, saved, upstream)?;
+    Ok(PartBackward { forward, saved_bytes, backward })
+}
+
+/// Puts the PEs' results together, in the order of the ranks.
+///
+/// # Panics
+/// If a part does not fit the plan.
+pub fn join_backward(plan: &Plan, whole: &Inputs<'_>, parts: Vec<PartBackward>) -> WholeBackward {
+    let gradients = join_gradients(plan, whole, parts.iter().map(|part| &part.backward.gradients));
+    let (mut forwards, mut saved_bytes, mut reports, mut traces) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for PartBackward { forward, saved_bytes: bytes, backward } in parts {
         forwards.push(forward);
         saved_bytes.push(bytes);
-        backwards.push(backward);
-    }
-    let gradients = join_gradients(plan, whole, backwards.iter().map(|part| &part.gradients));
-    let (mut reports, mut traces) = (Vec::new(), Vec::new());
-    for Backward { report, trace, .. } in backwards {
-        reports.push(report);
-        traces.extend(trace);
+        reports.push(backward.report);
+        traces.extend(backward.trace);
     }
     let trace = (!traces.is_empty()).then(|| Trace::merge(traces));
-    Ok(WholeBackward { forward: join(plan, whole, forwards), gradients, saved_bytes, reports, trace })
+    WholeBackward { forward: join(plan, whole, forwards), gradients, saved_bytes, reports, trace }
 }
 
 struct BackwardJob<'a> {
@@ -89,17 +120,13 @@ struct BackwardJob<'a> {
 }
 
 impl Job for BackwardJob<'_> {
-    type Part = (Forward, usize, Backward);
+    type Part = PartBackward;
     const DIRECTIONS: usize = 2;
 
-    fn run<X: Executor>(&self, mut op: ContextParallel<'_, X>, pe: &Pe) -> Result<Self::Part, OpError> {
+    fn run<X: Executor>(&self, mut op: ContextParallel<'_, X>, pe: &Pe) -> Result<PartBackward, OpError> {
         let share = Share::new(self.plan, pe.rank(), self.whole);
         let upstream = UpstreamShare::new(self.plan, pe.rank(), self.upstream);
-        let inputs = share.inputs(self.whole);
-        let (forward, saved) = op.forward_saving(self.plan, &inputs)?;
-        let bytes = saved.bytes();
-        let backward = op.backward(self.plan, &inputs, saved, &upstream.view())?;
-        Ok((forward, bytes, backward))
+        one_backward(&mut op, self.plan, &share.inputs(self.whole), &upstream.view())
     }
 }
 
@@ -130,4 +157,29 @@ pub fn join_gradients<'a>(
         ddt_bias: add_shares(parts.iter().filter_map(|part| part.ddt_bias.as_ref())),
         ..all
     }
+}
+
+/// What of the whole gradients, by name, belongs to the tokens and sequences of rank `rank`; gate parameters have no such part.
+pub fn gradients_of_rank(
+    plan: &Plan,
+    rank: usize,
+    whole: &Inputs<'_>,
+    gradients: &Gradients<Vec<f64>>,
+) -> Vec<(&'static str, Vec<f64>)> {
+    let (b, t) = (plan.ranks[rank].batch, plan.layout.tokens());
+    let (first, last) = (plan.cuts[rank], plan.cuts[rank + 1]);
+    let part = |(name, all): (&'static str, &Vec<f64>)| match name {
+        "dA_log" | "ddt_bias" => None,
+        "dh0" => {
+            let size = all.len() / plan.layout.sequences().max(1);
+            let rows = plan.ranks[rank].starts.iter();
+            Some((name, rows.flat_map(|&seq| all[seq * size..][..size].iter().copied()).collect()))
+        }
+        _ => {
+            let width = if t == 0 { 0 } else { all.len() / (b * t) };
+            let row = |row: usize| (row * t + first) * width..(row * t + last) * width;
+            Some((name, (0..b).flat_map(|i| all[row(i)].iter().copied()).collect()))
+        }
+    };
+    gradients.named(whole).into_iter().filter_map(part).collect()
 }

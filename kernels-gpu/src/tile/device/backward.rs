@@ -83,9 +83,12 @@ impl Warpgroup<'_> {
                 sum += f(r, c);
                 c += 32;
             }
-            for distance in [16, 8, 4, 2, 1] {
+            // No loop over an array, which would lie in local memory.
+            let mut distance = 16;
+            while distance > 0 {
                 // SAFETY: rows are uniform in a warp, so that all its lanes are here.
                 sum += unsafe { cuda_std::warp::shuffle_xor(sum, distance) };
+                distance /= 2;
             }
             if lane == 0 {
                 let at = column.at(r, 0);
@@ -147,14 +150,19 @@ impl Warpgroup<'_> {
         });
     }
 
-    /// Calls `f(first row, column)` for this thread's share of the columns of spans.
+    /// Columns of spans that this thread has: (first row of the span, column) of the first one, and from it to the next. Spans
+    /// lie side by side, `cols` columns each.
     #[inline(always)]
-    fn each_span_column(&self, rows: u32, cols: u32, span: u32, mut f: impl FnMut(u32, u32)) {
-        let mut i = self.thread;
-        while i < rows / span * cols {
-            f(i / cols * span, i % cols);
-            i += THREADS;
+    fn next_span_column(&self, at: Option<(u32, u32)>, cols: u32, span: u32) -> (u32, u32) {
+        let (mut first, mut c) = match at {
+            None => (0, self.thread),
+            Some((first, c)) => (first, c + THREADS),
+        };
+        while c >= cols {
+            c -= cols;
+            first += span;
         }
+        (first, c)
     }
 
     /// Puts the decays into the gradients of products across the edges of spans, and adds them to dq, dk and dg. In each span of
@@ -165,7 +173,8 @@ impl Warpgroup<'_> {
         let (rows, cols) = t.q.extent();
         let one = t.decay.cols() == 1;
         let span = span as u32;
-        self.each_span_column(rows, cols, span, |first, c| {
+        let (mut first, mut c) = self.next_span_column(None, cols, span);
+        while first < rows {
             let dc = if one { 0 } else { c };
             // SAFETY (of all blocks below): inside the tiles, and this thread's column of this span.
             let get = |tile: &Shared<f32>, r: u32| unsafe { f32::load(tile.at(r, c)) };
@@ -200,7 +209,8 @@ impl Warpgroup<'_> {
                 right += get(&t.col_k, r);
                 r += 1;
             }
-        });
+            (first, c) = self.next_span_column(Some((first, c)), cols, span);
+        }
     }
 
     /// Adds the gradients of products inside the 16 x 16 diagonal blocks: d_scores_q(i, j) that of q_i with k_j for j <= i,
@@ -210,7 +220,8 @@ impl Warpgroup<'_> {
     pub fn diagonal_gradients(&mut self, t: &Pairs, d_scores_q: Shared<f32>, d_scores_k: Shared<f32>) {
         let (rows, cols) = t.q.extent();
         let one = t.decay.cols() == 1;
-        self.each_span_column(rows, cols, 16, |first, c| {
+        let (mut first, mut c) = self.next_span_column(None, cols, 16);
+        while first < rows {
             let dc = if one { 0 } else { c };
             // SAFETY (of all blocks below): inside the tiles, and this thread's column of this block.
             let get = |tile: &Shared<f32>, i: u32| unsafe { f32::load(tile.at(first + i, c)) };
@@ -265,6 +276,7 @@ impl Warpgroup<'_> {
                 };
             }
             add!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
-        });
+            (first, c) = self.next_span_column(Some((first, c)), cols, 16);
+        }
     }
 }
