@@ -2,6 +2,9 @@
 //!
 //! Names are `KERNEL_GATE_TYPE` or `KERNEL_TYPE`, and `conformance_FAMILY_TYPE` for tests of the tile DSL; parameters go by value; blocks are
 //! `WARPGROUPS * 128` threads with the kernel's `shared_bytes` of dynamic shared memory.
+//!
+//! A module with NVSHMEM (feature `nvshmem`) has the portable bodies alone: instructions of the others, which move registers
+//! between warps, are ignored in what is linked.
 
 use half::{bf16, f16};
 

@@ -305,15 +305,16 @@ pub(crate) fn hand_over(
         wg.store(p.transitions.matrix((row * k + columns.first) * k, columns.count, k, k, 1), state);
     }
     let all = Targets { table: p.tables.targets, first: segment.first_target, count: segment.targets, hv, head };
+    let send_row = segment.send_lane.wrapping_mul(hv).wrapping_add(head);
     if segment.targets == 0 {
         true
     } else if mode == StepMode::Bulk as u32 {
-        port.stage(wg, all, segment.send_lane * hv + head, columns.block, state)
+        port.stage(wg, all, send_row, columns.block, state)
     } else if mode == StepMode::Exact as u32 {
         // The chain: only the nearest PE after this one needs the state.
-        port.push(wg, Targets { count: 1, ..all }, columns.block, state)
+        port.push(wg, Targets { count: 1, ..all }, send_row, columns.block, state)
     } else {
-        port.push(wg, all, columns.block, state)
+        port.push(wg, all, send_row, columns.block, state)
     }
 }
 

@@ -3,8 +3,10 @@
 #[cfg(feature = "cuda")]
 use crate::exec::{
     ExecError,
-    cuda::{Gpu, choose_device},
+    cuda::{CudaExecutor, Gpu, Kernels, choose_device},
 };
+#[cfg(feature = "cuda")]
+use crate::op::{OpError, Transport};
 #[cfg(feature = "cuda")]
 use crate::world::{Pe, nvshmem::Nvshmem};
 
@@ -97,10 +99,8 @@ fn chosen(visible: Option<&str>, asked: &[usize]) -> Result<String, GpusError> {
 pub(super) struct GpuOfPe<'pe> {
     /// Its GPU.
     pub gpu: Gpu,
-    /// The heap; it stays up until the process ends.
+    /// The heap.
     pub nvshmem: Nvshmem<'pe>,
-    /// Most PEs on one GPU, the same on every PE.
-    pub sharers: usize,
 }
 
 #[cfg(feature = "cuda")]
@@ -108,21 +108,28 @@ impl<'pe> GpuOfPe<'pe> {
     /// Opens the GPU that falls to `pe` by its rank on this machine, with `pool_bytes` of symmetric heap. Collective.
     pub fn start(pe: &'pe Pe, pool_bytes: usize) -> Result<Self, ExecError> {
         let gpu = Gpu::open(choose_device(pe.local_rank(), Gpu::count()?))?;
-        // By identity: a launcher may show each process a GPU of its own, which all of them call number 0.
-        let all = pe.all_gather("GPUs of the PEs", &gpu.properties().uuid)?;
-        let sharers = most_on_one(&all);
         let nvshmem = Nvshmem::start(pe, &gpu, pool_bytes)?;
         for warning in nvshmem.warnings().iter().filter(|_| pe.rank() == 0) {
             tracing::warn!("{warning}");
         }
-        Ok(Self { gpu, nvshmem, sharers })
+        Ok(Self { gpu, nvshmem })
     }
-}
 
-/// How often the commonest of `names` occurs.
-#[cfg(feature = "cuda")]
-fn most_on_one(names: &[Vec<u8>]) -> usize {
-    names.iter().map(|name| names.iter().filter(|other| *other == name).count()).max().unwrap_or(1)
+    /// An executor there, with the kernels that reach all PEs by `transport`.
+    pub fn executor(&mut self, transport: Transport) -> Result<CudaExecutor, OpError> {
+        let Self { gpu, nvshmem } = self;
+        let mut kernels = || -> Result<Kernels, ExecError> {
+            if transport != Transport::Put && !nvshmem.needs_puts() {
+                return Ok(Kernels::direct(gpu)?);
+            }
+            let kernels = Kernels::with_nvshmem(gpu)?;
+            nvshmem.attach(kernels.module(), &gpu.stream()?)?;
+            Ok(kernels)
+        };
+        let kernels = kernels()?;
+        let exec = CudaExecutor::new(gpu, kernels, nvshmem.heap().clone(), nvshmem.sharing());
+        Ok(exec.map_err(ExecError::from)?)
+    }
 }
 
 #[cfg(test)]
@@ -147,13 +154,5 @@ mod tests {
         let choice = GpuChoice { gpus: vec![0, 1] };
         assert_eq!(choice.apply(true), Err(GpusError::OnCpu { asked: vec![0, 1] }));
         assert_eq!(GpuChoice::default().apply(true), Ok(()));
-    }
-
-    #[cfg(feature = "cuda")]
-    #[test]
-    fn pes_share_a_gpu_by_its_identity() {
-        let all = |names: &[u8]| names.iter().map(|&name| vec![name]).collect::<Vec<_>>();
-        assert_eq!(most_on_one(&all(&[1, 2, 3])), 1);
-        assert_eq!(most_on_one(&all(&[1, 2, 1, 1])), 3);
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::Parser;
 
 use super::gpus::GpuChoice;
-use super::options::{DEVICES, DTYPES, M_WIRES, MODES, OPS, RECOMPUTES, chunk, one_of};
+use super::options::{DEVICES, DTYPES, M_WIRES, MODES, OPS, RECOMPUTES, TRANSPORTS, chunk, one_of};
 use super::output::{JsonTarget, emit};
 use super::pes;
 use super::progress::Progress;
@@ -19,7 +19,7 @@ use super::{Exit, Invocation, World};
 use crate::file::{Entry, FileError, check_writable, save};
 use crate::inputs::{Op, StateLayout};
 use crate::op::whole::{Whole, WholeBackward};
-use crate::op::{Config, Device, MWire, Mode, Recompute};
+use crate::op::{Config, Device, MWire, Mode, Recompute, Transport};
 use crate::tensor::Dtype;
 use crate::trace::Trace;
 use crate::world::{Pe, WorldOptions};
@@ -30,13 +30,16 @@ mod error;
 mod input;
 pub(super) mod parts;
 mod report;
+mod soak;
 mod stage;
 
 use check::Verdict;
 pub use error::RunCommandError;
 pub use report::{ErrorReport, PeReport, Report};
+pub use soak::SoakReport;
 
 use input::Job;
+use soak::Soak;
 use stage::Stage;
 
 /// Compute inputs on several PEs, check the results, and show what communication cost.
@@ -112,6 +115,9 @@ pub struct Args {
     /// Element type of the transition M on the wire; auto: f32 for f32 tensors, otherwise bf16.
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = one_of::<MWire>(M_WIRES))]
     pub m_wire: MWire,
+    /// How summaries are written into other PEs' memory; auto: by stores where that works, put: by puts with signals.
+    #[arg(long, value_name = "TRANSPORT", default_value = "auto", value_parser = one_of::<Transport>(TRANSPORTS))]
+    pub transport: Transport,
     /// Also compute gradients, from the file's tensors do and, if there is one, dht.
     #[arg(long)]
     pub backward: bool,
@@ -130,6 +136,15 @@ pub struct Args {
     /// Write the timeline of all PEs (Chrome trace JSON), several inputs one after the other.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Compute each input this many times and compare every result with the first, bit for bit.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeat: u32,
+    /// Let random PEs wait up to this long before each computation.
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
+    pub jitter: u64,
+    /// Seed of these delays.
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub seed: u64,
     /// Longest time to wait for another PE.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,
@@ -160,6 +175,7 @@ impl Args {
             mode: self.mode,
             chunk: self.chunk,
             m_wire: self.m_wire,
+            transport: self.transport,
             final_state: true,
             recompute: self.recompute,
             checked: self.checked,
@@ -171,6 +187,10 @@ impl Args {
 
     fn world_options(&self) -> WorldOptions {
         WorldOptions { heap_bytes: (self.heap_mib as usize) << 20, timeout: Duration::from_secs(self.timeout) }
+    }
+
+    fn soak(&self) -> Soak {
+        Soak { repeat: self.repeat as usize, jitter: Duration::from_micros(self.jitter), seed: self.seed }
     }
 
     /// Number of PEs where no launcher says it.
@@ -194,7 +214,7 @@ pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result
         Some(World::Processes) => Ok(pes::launch(args.pes(), &options, invocation)?),
         Some(World::Threads) | None => {
             args.choice.apply(args.device == Some(Device::Cpu))?;
-            compute(args, &jobs, &mut Stage::Threads(options), out)
+            compute(args, &jobs, Stage::Threads(options), out)
         }
     }
 }
@@ -206,7 +226,7 @@ fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, Run
         Ok(jobs) => jobs,
         Err(error) => return Ok(Err(error)),
     };
-    compute(args, &jobs, &mut Stage::joined(pe, args.config(), args.world_options().heap_bytes)?, out).map(Ok)
+    compute(args, &jobs, Stage::joined(pe, args.config(), args.world_options().heap_bytes)?, out).map(Ok)
 }
 
 fn load_as(args: &Args, pe: &Pe) -> Result<Vec<Job>, RunCommandError> {
@@ -227,16 +247,22 @@ fn load(args: &Args, pes: usize) -> Result<Vec<Job>, RunCommandError> {
     Ok(jobs)
 }
 
-/// Computes all inputs; then the PE that has the results checks and reports them.
-fn compute(args: &Args, jobs: &[Job], stage: &mut Stage<'_>, out: &mut impl Write) -> Result<Exit, RunCommandError> {
+/// Results of every input, where they arrive, and gradients if they were asked for.
+type Computed = (Vec<Option<(Whole, Vec<soak::Outcome>)>>, Vec<WholeBackward>);
+
+/// Computes all inputs.
+fn compute_all(
+    args: &Args,
+    jobs: &[Job],
+    stage: &mut Stage<'_>,
+    soak: &Soak,
+    progress: &Progress,
+) -> Result<Computed, RunCommandError> {
     let config = args.config();
-    let visible = stage.reports() && args.json != Some(JsonTarget::Stdout);
-    // One step to compute an input and three to check it; as many for gradients.
-    let progress = Progress::new(jobs.len() * if args.backward { 8 } else { 4 }, visible);
     let (mut results, mut gradients) = (Vec::new(), Vec::new());
     for job in jobs {
         progress.start(format!("{}: computing on {} PEs", job.name, job.plan.pes()));
-        results.push(stage.forward(job, &config)?);
+        results.push(stage.forward(job, &config, soak)?);
         progress.done();
         if args.backward {
             progress.start(format!("{}: gradients on {} PEs", job.name, job.plan.pes()));
@@ -244,15 +270,41 @@ fn compute(args: &Args, jobs: &[Job], stage: &mut Stage<'_>, out: &mut impl Writ
             progress.done();
         }
     }
-    let Some(results) = results.into_iter().collect::<Option<Vec<Whole>>>() else {
+    Ok((results, gradients))
+}
+
+/// Computes all inputs; then the PE that has the results checks and reports them.
+fn compute(args: &Args, jobs: &[Job], mut stage: Stage<'_>, out: &mut impl Write) -> Result<Exit, RunCommandError> {
+    let (config, soak) = (args.config(), args.soak());
+    let (world, visible) = (stage.world(), stage.reports() && args.json != Some(JsonTarget::Stdout));
+    // One step to compute an input and three to check it; as many for gradients.
+    let progress = Progress::new(jobs.len() * if args.backward { 8 } else { 4 }, visible);
+    let computed = compute_all(args, jobs, &mut stage, &soak, &progress);
+    let (results, gradients) = match computed {
+        Ok(computed) => computed,
+        Err(error) => {
+            stage.abandon();
+            return Err(error);
+        }
+    };
+    // Now, since checking takes long and other PEs do not wait for it.
+    stage.close()?;
+    let Some(results) = results.into_iter().collect::<Option<Vec<_>>>() else {
         return Ok(Exit::Success); // PE 0 has them
     };
+    let (results, outcomes): (Vec<Whole>, Vec<_>) = results.into_iter().unzip();
 
     let mut reports = Vec::new();
-    for (i, (job, whole)) in jobs.iter().zip(&results).enumerate() {
-        let verdict = check::check(job, whole, &config, &progress)?;
+    for (i, ((job, whole), outcomes)) in jobs.iter().zip(&results).zip(&outcomes).enumerate() {
+        let mut verdict = check::check(job, whole, &config, &progress)?;
+        let (soaked, differences) = soak.report(outcomes);
+        if !differences.is_empty() {
+            // Equal inputs give equal results also where values are not finite.
+            verdict.mismatches.get_or_insert_default().extend(differences);
+        }
+        let soaked = (soak.repeat > 1).then_some(soaked);
         let of_gradients = gradients.get(i).map(|found| backward::check(job, found, &config, &progress)).transpose()?;
-        reports.push(Report::new(job, whole, &config, stage.world(), verdict, of_gradients));
+        reports.push(Report::new(job, whole, &config, world, verdict, soaked, of_gradients));
     }
     drop(progress);
     if let Some(path) = &args.output {

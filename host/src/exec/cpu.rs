@@ -5,11 +5,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use bytemuck::Zeroable;
 use kernels_gpu::element::DtypeCode;
 use kernels_gpu::params::{Sizes, Tensor as Param};
+use kernels_gpu::protocol::{TrapRecord, Watch};
 use kernels_gpu::tile::host::{BlockRunner, Fault, LaunchContext};
 
-use super::{Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes};
+use super::{Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Waits};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
 use crate::world::Pe;
 
@@ -21,6 +23,7 @@ pub struct Cpu {
     scratch: HashMap<Scratch, Vec<u64>>,
     spare: Vec<CpuMemory>,
     image: Vec<u64>,
+    watch: Box<Watch>,
     times: Vec<Duration>,
 }
 
@@ -67,7 +70,8 @@ impl Cpu {
         };
         let runners = (0..workers).map(|_| Mutex::new(BlockRunner::new())).collect();
         let (scratch, spare, image, times) = (HashMap::new(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { pool, runners, origin: Instant::now(), scratch, spare, image, times })
+        let watch = Box::new(Watch::zeroed());
+        Ok(Self { pool, runners, origin: Instant::now(), scratch, spare, image, watch, times })
     }
 
     /// Blocks that run at the same time.
@@ -183,12 +187,22 @@ impl Executor for Cpu {
         Ok(self.image.as_mut_ptr() as u64)
     }
 
-    fn get_image(&mut self, image: &mut Image) -> Result<(), ExecError> {
+    fn get_image(&mut self, image: &mut Image, _: &dyn Fn() -> bool) -> Result<(), ExecError> {
         // SAFETY: the vector lives and no launch runs; kernels wrote through the address that `put_image` gave, so the
         // compiler must not assume that the vector still holds what it was made of.
         let words = unsafe { std::slice::from_raw_parts(std::hint::black_box(self.image.as_ptr()), self.image.len()) };
         image.bytes_mut().copy_from_slice(bytemuck::cast_slice(words));
         Ok(())
+    }
+
+    fn watch(&mut self) -> Result<u64, ExecError> {
+        *self.watch = Watch::zeroed();
+        Ok((&raw mut *self.watch) as u64)
+    }
+
+    fn trap(&self) -> TrapRecord {
+        // SAFETY: as in `get_image`.
+        unsafe { std::hint::black_box(&raw const self.watch.trap).read_volatile() }
     }
 
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {
@@ -210,7 +224,7 @@ impl Executor for Cpu {
 
     fn symmetric(&mut self, pe: &Pe, name: &str, bytes: usize) -> Result<SymmetricBytes, ExecError> {
         let object = pe.heap().alloc::<u64>(name, bytes.div_ceil(8))?;
-        let addresses = (0..pe.size()).map(|rank| object.peer_addr(rank) as u64).collect();
+        let addresses = (0..pe.size()).map(|rank| Some(object.peer_addr(rank) as u64)).collect();
         Ok(SymmetricBytes { addresses, owner: Box::new(object) })
     }
 
@@ -230,8 +244,13 @@ impl Executor for Cpu {
         true
     }
 
-    fn shares_device(&self) -> bool {
-        false
+    fn waits(&self) -> Waits {
+        Waits::Kernels
+    }
+
+    fn peak_device_bytes(&self, pe: &Pe) -> usize {
+        // Scratch only grows.
+        self.scratch_bytes() + pe.heap().stats().peak
     }
 
     fn set_clock_origin(&mut self, origin: Instant) {

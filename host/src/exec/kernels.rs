@@ -147,9 +147,9 @@ impl Kernel for CommBenchParams {
     }
 }
 
-/// Names of all kernels of a device module.
+/// Names of a device module's kernels that there are for every device.
 #[cfg(feature = "cuda")]
-pub(super) fn device_entries() -> Vec<String> {
+pub(super) fn portable_entries() -> Vec<String> {
     let mut names = vec![ReduceParams::device_entry(Op::Kda, Dtype::F32), CommBenchParams::NAME.to_owned()];
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         for op in [Op::Kda, Op::Gdn] {
@@ -162,6 +162,13 @@ pub(super) fn device_entries() -> Vec<String> {
             ScanBackParams::device_entry(Op::Kda, dtype),
         ]);
     }
+    names
+}
+
+/// Names of a device module's kernels for Hopper, which one with NVSHMEM does not have.
+#[cfg(feature = "cuda")]
+pub(super) fn hopper_entries() -> Vec<String> {
+    let mut names = Vec::new();
     names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::hopper_entry(op, kernels_gpu::hopper::PREP_WARPGROUPS)));
     names.push(FixParams::hopper_entry(Op::Kda, kernels_gpu::fixup::WARPGROUPS));
     names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));

@@ -14,12 +14,13 @@ use std::any::Any;
 use std::time::{Duration, Instant};
 
 use kernels_gpu::params::{Sizes, Tensor as Param};
+use kernels_gpu::protocol::TrapRecord;
 use kernels_gpu::tile::host::{Checker, Fault};
 
 pub use image::{Image, Part};
 pub use kernels::Kernel;
 #[cfg(feature = "cuda")]
-use kernels::device_entries;
+use kernels::{hopper_entries, portable_entries};
 
 use crate::heap::HeapError;
 use crate::inputs::Op;
@@ -46,21 +47,43 @@ pub enum ExecError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Nvshmem(#[from] crate::world::nvshmem::NvshmemError),
-    /// A PE whose memory this PE's kernels cannot reach.
-    #[error("kernels cannot reach the memory of PE {rank} directly; put the PEs on GPUs of one NVLink domain")]
+    /// A PE whose memory must be reached and is not.
+    #[error(
+        "PE {rank}'s memory is not reached from here, which mode bulk and measurements of messages need; use mode overlap or \
+         exact, or put the PEs on GPUs of one NVLink domain"
+    )]
     NotReached {
         /// The PE.
         rank: usize,
     },
+    /// Puts that no library is there for.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "transport put was asked for, which is NVSHMEM's, and PEs that are threads have no NVSHMEM; make them processes \
+         (--world processes, or a launcher), or use transport auto"
+    )]
+    PutsOfThreads,
     /// A kernel broke a rule that the CPU back end checks.
     #[error("{0}; this is a bug of deltalink, not of the input: please report it with the command that showed it")]
     Fault(Fault),
 }
 
+/// Where a step waits for other PEs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Waits {
+    /// In kernels.
+    #[default]
+    Kernels,
+    /// On the host, between kernels: PEs share a device, and nothing guarantees that a kernel starts while those of another
+    /// PE run. So a step launches no kernel that waits for one that is not known to have ended.
+    Host,
+}
+
 /// One object of the symmetric heap, as bytes.
 pub struct SymmetricBytes {
-    /// Its address on every PE, as this PE's kernels reach it.
-    pub addresses: Vec<u64>,
+    /// Its address on every PE, as this PE's kernels reach it; `None` where they do not.
+    pub addresses: Vec<Option<u64>>,
     /// Keeps the memory; dropping it gives it back.
     pub owner: Box<dyn Any>,
 }
@@ -191,7 +214,7 @@ pub struct Launch<'a> {
     pub blocks: Blocks,
     /// Checked mode, on the CPU: what must be written.
     pub checker: Option<&'a Checker>,
-    /// Polled in long waits, on the CPU: whether another PE has failed.
+    /// Polled in waits, on the CPU: whether another PE has failed. On a GPU the host polls it while it waits.
     pub peer_failed: &'a (dyn Fn() -> bool + Sync),
 }
 
@@ -242,11 +265,22 @@ pub trait Executor {
     /// [`ExecError`] if there is no memory for it.
     fn put_image(&mut self, image: &Image) -> Result<u64, ExecError>;
 
-    /// Waits for all launches so far, and reads the words back that kernels wrote.
+    /// Waits for all launches so far, and reads the words back that kernels wrote. While it waits it polls `peer_failed`,
+    /// and tells waiting kernels to give up when another PE has failed.
     ///
     /// # Errors
     /// [`ExecError`] if a launch failed.
-    fn get_image(&mut self, image: &mut Image) -> Result<(), ExecError>;
+    fn get_image(&mut self, image: &mut Image, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError>;
+
+    /// Clears the page that host and kernels share while kernels run ([`kernels_gpu::protocol::Watch`]), and returns its
+    /// address for kernels. No launch may be running.
+    ///
+    /// # Errors
+    /// [`ExecError`] if there is no memory for it.
+    fn watch(&mut self) -> Result<u64, ExecError>;
+
+    /// The wait that a kernel gave up, as the page has it.
+    fn trap(&self) -> TrapRecord;
 
     /// Launches a kernel.
     ///
@@ -272,7 +306,7 @@ pub trait Executor {
     /// Collective: an object of `bytes` zeros in the symmetric heap, aligned for words.
     ///
     /// # Errors
-    /// [`ExecError::Heap`], or [`ExecError::NotReached`] for a PE that kernels cannot reach.
+    /// [`ExecError::Heap`].
     fn symmetric(&mut self, pe: &Pe, name: &str, bytes: usize) -> Result<SymmetricBytes, ExecError>;
 
     /// Bytes of the symmetric heap in use.
@@ -287,9 +321,12 @@ pub trait Executor {
     /// Whether checked mode checks anything here.
     fn checks(&self) -> bool;
 
-    /// Whether other PEs run kernels on the same device. Nothing then guarantees that a kernel starts while those of
-    /// another PE run, so a step must launch no kernel that waits for one that is not known to have ended.
-    fn shares_device(&self) -> bool;
+    /// Where a step must wait for other PEs on this device.
+    fn waits(&self) -> Waits;
+
+    /// Most bytes of the device's memory that this PE held at once: tensors that were brought there, scratch, tables, what steps
+    /// kept, and its objects of the symmetric heap. The caller's own tensors do not count where kernels use them in place.
+    fn peak_device_bytes(&self, pe: &Pe) -> usize;
 
     /// Sets the zero of the clock of time stamps, where the host sets it.
     fn set_clock_origin(&mut self, origin: Instant);

@@ -65,7 +65,7 @@ impl Step<'_> {
         let parts = WordParts::push(&mut image, channel, config.trace);
         let base = exec.put_image(&image)?;
         let device_tables = table_parts.at(base, sizes);
-        let device_channel = self.channel_params(&parts, base);
+        let device_channel = self.channel_params(exec, &parts, base)?;
         let trace = parts.trace_buffer(base);
 
         let (v_first, m_dtype) = (self.v_first(), code(self.m_dtype()) as u32);
@@ -115,33 +115,33 @@ impl Step<'_> {
         let peer_failed = || self.pe.failed_peer().is_some();
         let mut common = Common::new(self.inputs, checked.then_some(&checker), &peer_failed);
 
-        let shares = exec.shares_device() && self.pe.size() > 1;
-        if shares {
+        let on_host = self.waits_on_host(exec);
+        if on_host {
             // Allocating may wait for what runs on the device.
             self.pe.barrier("memory for the step")?;
         }
         common.launch(exec, self.prep_blocks(body, tables.chunks.len()), &prep_params)?;
-        if shares && config.mode == Mode::Exact {
+        if on_host && config.mode == Mode::Exact {
             // Each scan waits for that of the PE before it.
             for turn in 0..self.pe.size() {
                 if turn == self.pe.rank() {
                     common.launch(exec, scan_blocks, &scan_params)?;
-                    exec.get_image(&mut image)?;
+                    exec.get_image(&mut image, &peer_failed)?;
                 }
                 self.pe.barrier("scans in turn")?;
             }
         } else {
             common.launch(exec, scan_blocks, &scan_params)?;
         }
-        if shares && config.mode == Mode::Overlap {
-            exec.get_image(&mut image)?;
+        if on_host && config.mode == Mode::Overlap {
+            exec.get_image(&mut image, &peer_failed)?;
             self.pe.barrier("scans of the step")?;
         }
 
         let mut exchange = Duration::ZERO;
         if let (Mode::Bulk, Some(channel)) = (config.mode, channel) {
-            exec.get_image(&mut image)?;
-            self.check_trap(&image, &parts)?;
+            exec.get_image(&mut image, &peer_failed)?;
+            self.check_trap(exec)?;
             let start = Instant::now();
             self.exchange(exec, channel)?;
             exchange = start.elapsed();
@@ -154,15 +154,15 @@ impl Step<'_> {
             let blocks = Blocks { grid: Grid::Resident, body, warpgroups: fixup::WARPGROUPS, shared_bytes };
             common.launch(exec, blocks, &fix_params)?;
         }
-        exec.get_image(&mut image)?;
-        self.check_trap(&image, &parts)?;
+        exec.get_image(&mut image, &peer_failed)?;
+        self.check_trap(exec)?;
         common.finish()?;
         exec.fetch(Slot::Output, &mut o)?;
         if let Some(finals) = &mut finals {
             exec.fetch(Slot::FinalState, finals)?;
         }
         let report = self.report(exec, &image, &parts, &common, exchange)?;
-        let trace = self.timeline("forward", &image, &parts);
+        let trace = self.timeline(exec, "forward", &image, &parts);
         Ok((Forward { o, final_state: finals, report, trace }, saved))
     }
 

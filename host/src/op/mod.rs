@@ -33,7 +33,7 @@ use std::time::Instant;
 use kernels_gpu::params::StepStats;
 use kernels_gpu::protocol::ChannelLayout;
 
-pub use config::{Config, Device, MWire, Mode, Recompute};
+pub use config::{Config, Device, MWire, Mode, Recompute, Transport};
 pub use error::{ExpiredWait, OpError};
 pub use report::{KernelTime, Report};
 pub use saved::{Saved, SavedHandle};
@@ -236,7 +236,8 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         let layout = channel::layout(plan, inputs, dims, &self.config)?;
         let key = (direction, layout);
         if plan.lanes > 0 && !self.channels.contains_key(&key) {
-            self.channels.insert(key, Channel::new(&mut self.exec, self.pe, direction, layout)?);
+            let channel = Channel::new(&mut self.exec, self.pe, direction, layout, self.config.transport)?;
+            self.channels.insert(key, channel);
         }
         Ok(layout)
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kernels_gpu::params::{Stamp, StampKind};
 
+use crate::exec::Waits;
 use crate::trace::{Args, Event, Kind, Trace};
 
 /// How long one kernel took.
@@ -16,7 +17,7 @@ pub struct KernelTime {
 }
 
 /// Counts and times of one call on one PE.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Report {
     /// Tokens of this PE.
     pub tokens: usize,
@@ -24,7 +25,8 @@ pub struct Report {
     pub bytes_sent: u64,
     /// Messages (column blocks) sent.
     pub messages: u64,
-    /// Kernel by kernel.
+    /// Kernel by kernel; stays with the PE.
+    #[serde(skip)]
     pub kernels: Vec<KernelTime>,
     /// Time in kernels, waits not counted.
     pub compute: Duration,
@@ -36,6 +38,11 @@ pub struct Report {
     pub scratch_bytes: usize,
     /// Symmetric heap in use.
     pub heap_bytes: usize,
+    /// Most bytes of device memory held at once so far: inputs and results that were brought there, scratch, what steps kept, and
+    /// heap.
+    pub peak_device_bytes: usize,
+    /// Where the step waited for other PEs.
+    pub waits: Waits,
 }
 
 /// The stamps that a step's kernels left, as a timeline.

@@ -8,7 +8,7 @@ use kernels_gpu::params::{
     self, GateForm, PrepParams, Records, Sizes, Stamp, StepMode, StepStats, Tables, Tensor as Param, TraceBuffer,
 };
 use kernels_gpu::prep;
-use kernels_gpu::protocol::{ChannelLayout, TrapRecord, parity};
+use kernels_gpu::protocol::{ChannelLayout, TrapRecord, Watch, parity};
 use kernels_gpu::scan;
 use kernels_gpu::tile::SHARED_BYTES;
 use kernels_gpu::tile::host::Checker;
@@ -17,7 +17,7 @@ use super::channel::Channel;
 use super::error::ExpiredWait;
 use super::tables::HostTables;
 use super::{Config, KernelTime, Mode, OpError, Report};
-use crate::exec::{Blocks, Body, ExecError, Executor, Grid, Image, Kernel, Launch, Part, Slot};
+use crate::exec::{Blocks, Body, ExecError, Executor, Grid, Image, Kernel, Launch, Part, Slot, Waits};
 use crate::inputs::{Beta, Dims, Gate, Inputs, Op, StateLayout};
 use crate::plan::{Plan, RankPlan};
 use crate::tensor::{Dtype, TensorView};
@@ -88,6 +88,7 @@ impl WorkParts {
 pub(super) struct WordParts {
     payload: Part,
     words: Part,
+    ways: Part,
     epoch: Part,
     stats: Part,
     trap: Part,
@@ -98,8 +99,9 @@ pub(super) struct WordParts {
 impl WordParts {
     pub fn push(image: &mut Image, channel: Option<&Channel>, trace: bool) -> Self {
         Self {
-            payload: image.push(channel.map_or(&[][..], Channel::payload_addresses)),
-            words: image.push(channel.map_or(&[][..], Channel::word_addresses)),
+            payload: image.push(&channel.map_or_else(Vec::new, Channel::payload_addresses)),
+            words: image.push(&channel.map_or_else(Vec::new, Channel::word_addresses)),
+            ways: image.push(channel.map_or(&[][..], Channel::ways)),
             epoch: image.push(&[channel.map_or(0, Channel::epoch)]),
             stats: image.push_zeroed::<u64>(size_of::<StepStats>() / 8),
             trap: image.push_zeroed::<TrapRecord>(1),
@@ -218,13 +220,22 @@ impl Step<'_> {
         (rows * Records::record_len(&self.sizes()), rows * self.dims.k)
     }
 
-    pub fn channel_params(&self, parts: &WordParts, base: u64) -> params::Channel {
-        params::Channel {
+    /// This PE's side of the channel, for kernels; clears the page that they share with the host.
+    pub fn channel_params<X: Executor>(
+        &self,
+        exec: &mut X,
+        parts: &WordParts,
+        base: u64,
+    ) -> Result<params::Channel, ExecError> {
+        let watch = params::Array { addr: exec.watch()?, len: (size_of::<Watch>() / size_of::<u64>()) as u64 };
+        Ok(params::Channel {
             layout: self.layout,
             pad: 0,
             payload: parts.payload.at(base),
             words: parts.words.at(base),
+            ways: parts.ways.at(base),
             trap: parts.trap.at(base),
+            watch,
             stats: parts.stats.at(base),
             epoch: parts.epoch.at(base),
             timeout_ns: self.pe.timeout().as_nanos() as u64,
@@ -234,7 +245,7 @@ impl Step<'_> {
                 Mode::Bulk => StepMode::Bulk,
                 Mode::Exact => StepMode::Exact,
             } as u32,
-        }
+        })
     }
 
     pub fn prep_params<X: Executor>(
@@ -284,14 +295,15 @@ impl Step<'_> {
             for (i, &source) in receive.from.iter().enumerate() {
                 let sending = self.plan.ranks[source].sending().find(|(s, _)| s.seq == segment.seq);
                 let (_, send) = sending.expect("a plan's sends mirror its receives");
+                let rank = source;
+                let theirs = channel.payload_of(rank).ok_or(ExecError::NotReached { rank })?;
+                let mine = channel.payload_of(own).ok_or(ExecError::NotReached { rank: own })?;
                 let blocks = if i == 0 { layout.s_blocks() } else { layout.blocks() };
                 for head in 0..hv {
                     for block in 0..blocks {
                         let from = layout.slot(source as u32, parity, send.lane as u32 * hv + head, block);
                         let to = layout.slot(source as u32, parity, receive.lane as u32 * hv + head, block);
-                        let addresses = channel.payload_addresses();
-                        let (to, bytes) = (addresses[own] + to.offset as u64, from.bytes);
-                        let from = addresses[source] + from.offset as u64;
+                        let (to, from, bytes) = (mine + to.offset as u64, theirs + from.offset as u64, from.bytes);
                         // SAFETY: both slots lie inside the payload, which every PE has allocated with this layout. The
                         // barrier came after the scan that wrote the source, which is not written again before this
                         // PE's ack; nothing else touches the destination until then.
@@ -304,8 +316,8 @@ impl Step<'_> {
     }
 
     /// The error of a wait that expired in a kernel; another PE's failure, if that was the reason.
-    pub fn check_trap(&self, image: &Image, parts: &WordParts) -> Result<(), OpError> {
-        let trap: TrapRecord = image.get(parts.trap)[0];
+    pub fn check_trap<X: Executor>(&self, exec: &X) -> Result<(), OpError> {
+        let trap = exec.trap();
         if trap.state == TrapRecord::CLEAR {
             return Ok(());
         }
@@ -334,15 +346,23 @@ impl Step<'_> {
         report.compute = (total + exchange).saturating_sub(report.exposed_wait + report.slot_wait);
         report.scratch_bytes = exec.scratch_bytes();
         report.heap_bytes = exec.heap_bytes(self.pe);
+        report.peak_device_bytes = exec.peak_device_bytes(self.pe);
+        report.waits = exec.waits();
         Ok(report)
     }
 
+    /// Whether PEs must wait for each other on the host in this step.
+    pub fn waits_on_host<X: Executor>(&self, exec: &X) -> bool {
+        exec.waits() == Waits::Host && self.pe.size() > 1
+    }
+
     /// The timeline of the step, if it was asked for.
-    pub fn timeline(&self, title: &str, image: &Image, parts: &WordParts) -> Option<Trace> {
+    pub fn timeline<X: Executor>(&self, exec: &X, title: &str, image: &Image, parts: &WordParts) -> Option<Trace> {
         self.config.trace.then(|| {
             let asked = image.get::<u64>(parts.cursor)[0];
             let stamps = image.get::<Stamp>(parts.stamps);
-            super::report::timeline(title, self.pe.rank(), &stamps, asked, self.dims.hv)
+            let on_host = if self.waits_on_host(exec) { ", PEs that share a device wait on the host" } else { "" };
+            super::report::timeline(&format!("{title}{on_host}"), self.pe.rank(), &stamps, asked, self.dims.hv)
         })
     }
 }

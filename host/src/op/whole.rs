@@ -118,9 +118,23 @@ pub fn check_whole(plan: &Plan, whole: &Inputs<'_>, config: &Config) -> Result<(
 /// # Errors
 /// [`OpError`], of the inputs or of the PE that failed first.
 pub fn forward(plan: &Plan, whole: &Inputs<'_>, config: &Config, options: &WorldOptions) -> Result<Whole, OpError> {
+    Ok(join(plan, whole, forward_by(plan, whole, config, options, |_, step| step())?))
+}
+
+/// As [`forward`], with what each PE does in the caller's hands: `body` gets its PE and what computes that PE's share, which
+/// may be called again and again, by all PEs alike. Returns what it returned, by rank.
+///
+/// # Errors
+/// [`OpError`], of the inputs or of the PE that failed first.
+pub fn forward_by<T: Send>(
+    plan: &Plan,
+    whole: &Inputs<'_>,
+    config: &Config,
+    options: &WorldOptions,
+    body: impl Fn(&Pe, &mut dyn FnMut() -> Result<Forward, OpError>) -> Result<T, OpError> + Sync,
+) -> Result<Vec<T>, OpError> {
     check_whole(plan, whole, config)?;
-    let parts = on_all_pes(&ForwardJob { plan, whole }, plan, whole, config, options)?;
-    Ok(join(plan, whole, parts))
+    on_all_pes(&ForwardJob { plan, whole, body }, plan, whole, config, options)
 }
 
 /// What each PE does with its operation, whatever the device.
@@ -133,18 +147,23 @@ trait Job: Sync {
     fn run<X: Executor>(&self, op: ContextParallel<'_, X>, pe: &Pe) -> Result<Self::Part, OpError>;
 }
 
-struct ForwardJob<'a> {
+struct ForwardJob<'a, F> {
     plan: &'a Plan,
     whole: &'a Inputs<'a>,
+    body: F,
 }
 
-impl Job for ForwardJob<'_> {
-    type Part = Forward;
+impl<T: Send, F> Job for ForwardJob<'_, F>
+where
+    F: Fn(&Pe, &mut dyn FnMut() -> Result<Forward, OpError>) -> Result<T, OpError> + Sync,
+{
+    type Part = T;
     const DIRECTIONS: usize = 1;
 
-    fn run<X: Executor>(&self, mut op: ContextParallel<'_, X>, pe: &Pe) -> Result<Forward, OpError> {
+    fn run<X: Executor>(&self, mut op: ContextParallel<'_, X>, pe: &Pe) -> Result<T, OpError> {
         let share = Share::new(self.plan, pe.rank(), self.whole);
-        op.forward(self.plan, &share.inputs(self.whole))
+        let inputs = share.inputs(self.whole);
+        (self.body)(pe, &mut || op.forward(self.plan, &inputs))
     }
 }
 
@@ -187,19 +206,25 @@ fn on_gpus<J: Job>(
     options: &WorldOptions,
     origin: Instant,
 ) -> Result<Vec<J::Part>, RunError<OpError>> {
-    use crate::exec::cuda::{CudaExecutor, Gpu};
+    use crate::exec::ExecError;
+    use crate::exec::cuda::{CudaError, CudaExecutor, Gpu, Kernels, Sharing};
     use crate::world::virtual_pes::run_virtual_pes;
 
     let failed = |error: OpError| RunError::Pe { rank: 0, error };
-    let gpus = || -> Result<Vec<Gpu>, crate::exec::cuda::CudaError> { (0..Gpu::count()?).map(Gpu::open).collect() };
-    let gpus = gpus().map_err(|error| failed(crate::exec::ExecError::from(error).into()))?;
+    let gpus = || -> Result<Vec<Gpu>, CudaError> { (0..Gpu::count()?).map(Gpu::open).collect() };
+    let gpus = gpus().map_err(|error| failed(ExecError::from(error).into()))?;
+    if config.transport == super::Transport::Put && plan.pes() > 1 {
+        return Err(failed(ExecError::PutsOfThreads.into()));
+    }
     let dims = whole.dims().map_err(|error| failed(error.into()))?;
     let layout = super::channel::layout(plan, whole, &dims, config).map_err(failed)?;
     let pool_bytes = J::DIRECTIONS * super::channel::heap_bytes(&layout);
+    // The same on all PEs, also where the last round of dealing leaves GPUs out: they must agree on whether they share.
+    let sharing = Sharing { pes: plan.pes().div_ceil(gpus.len()), concurrent: false };
     run_virtual_pes(plan.pes(), &gpus, options, pool_bytes, |virtual_pe| {
-        // The same on all PEs, also where the last round of dealing leaves GPUs out: they must agree on whether they share.
-        let exec = CudaExecutor::new(virtual_pe.gpu, virtual_pe.heap.clone(), plan.pes().div_ceil(gpus.len()));
-        let exec = exec.map_err(crate::exec::ExecError::from)?;
+        let kernels = Kernels::direct(virtual_pe.gpu).map_err(ExecError::from)?;
+        let exec = CudaExecutor::new(virtual_pe.gpu, kernels, virtual_pe.heap.clone(), sharing);
+        let exec = exec.map_err(ExecError::from)?;
         let mut op = ContextParallel::on(virtual_pe.pe, config.clone(), exec)?;
         op.set_clock_origin(origin);
         job.run(op, virtual_pe.pe)

@@ -2,6 +2,8 @@
 
 mod bad_input;
 mod files;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod help;
 mod processes;
 mod run;

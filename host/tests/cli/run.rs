@@ -176,3 +176,35 @@ fn verify_checks_a_case() {
     let table = succeeds(&deltalink(&["verify", "--case", "1", "--seed", "3"]));
     assert!(table.contains("All 1 cases are right (seed 3)."), "{table}");
 }
+
+#[test]
+fn repetitions_are_held_against_the_first() {
+    for world in ["threads", "processes"] {
+        let args =
+            ["run", "--op", "gdn", "--pes", "3", "--world", world, "--repeat", "6", "--jitter", "500", "--seed", "7"];
+        let text = succeeds(&deltalink(&args));
+        assert!(text.contains("6 repetitions, delays of up to 500 us (seed 7): all the same bit for bit"), "{text}");
+        let reports: Value =
+            serde_json::from_str(&succeeds(&deltalink(&[&args[..], &["--json", "-"]].concat()))).unwrap();
+        for report in reports.as_array().unwrap() {
+            let repetitions = &report["repetitions"];
+            assert_eq!((&repetitions["repetitions"], &repetitions["different"]), (&6.into(), &0.into()), "{report}");
+            assert!(repetitions["slowest_us"].as_f64() >= repetitions["median_us"].as_f64(), "{report}");
+        }
+    }
+}
+
+#[test]
+fn puts_are_right_and_reported() {
+    let reports: Value =
+        serde_json::from_str(&succeeds(&deltalink(&["run", "--transport", "put", "--json", "-"]))).unwrap();
+    for report in reports.as_array().unwrap() {
+        assert_eq!((&report["passed"], &report["transport"]), (&true.into(), &"put".into()), "{report}");
+        assert_eq!(report["waits"], "kernels");
+        let peaks: Vec<u64> =
+            report["pe"].as_array().unwrap().iter().map(|pe| pe["peak_device_bytes"].as_u64().unwrap()).collect();
+        // At least the slots: two of each source, row and block of S alone.
+        assert!(peaks.iter().all(|&peak| peak > 4 * 2 * 2 * 64 * 64 * 4), "{report}");
+        assert_eq!(report["peak_device_bytes"].as_u64(), peaks.iter().copied().max());
+    }
+}

@@ -281,14 +281,15 @@ fn send(
 ) -> bool {
     let (segment, head, hv) = (&at.segment, at.item.head, p.tables.sizes.hv);
     let all = Targets { table: p.tables.targets, first: segment.first_target, count: segment.targets, hv, head };
+    let send_row = segment.send_lane.wrapping_mul(hv).wrapping_add(head);
     if segment.targets == 0 {
         true
     } else if p.channel.mode == StepMode::Bulk as u32 {
-        port.stage(wg, all, segment.send_lane * hv + head, block, tile)
+        port.stage(wg, all, send_row, block, tile)
     } else if p.channel.mode == StepMode::Exact as u32 {
         // The chain: only the nearest PE before this one needs it.
-        port.push(wg, Targets { count: 1, ..all }, block, tile)
+        port.push(wg, Targets { count: 1, ..all }, send_row, block, tile)
     } else {
-        port.push(wg, all, block, tile)
+        port.push(wg, all, send_row, block, tile)
     }
 }

@@ -17,6 +17,16 @@ pub enum StepMode {
     Exact = 2,
 }
 
+/// How a kernel writes into another PE's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Way {
+    /// By its own stores, at the address at which it reaches that memory.
+    Stores = 0,
+    /// By puts with signals out of this PE's symmetric memory.
+    Puts = 1,
+}
+
 /// A PE's side of a channel: its layout and where every PE's part of it lies.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -25,12 +35,16 @@ pub struct Channel {
     pub layout: ChannelLayout,
     /// Zero.
     pub pad: u32,
-    /// Of u64: address of each PE's payload area, as this PE reaches it.
+    /// Of u64: address of each PE's payload area, as this PE reaches it; 0 if it does not.
     pub payload: Array,
-    /// Of u64: address of each PE's words, as this PE reaches them.
+    /// Of u64: address of each PE's words, as this PE reaches them; 0 if it does not.
     pub words: Array,
+    /// Of u32: the [`Way`] to each PE's memory.
+    pub ways: Array,
     /// One [`crate::protocol::TrapRecord`]: the first wait that expired on this PE.
     pub trap: Array,
+    /// One [`crate::protocol::Watch`], in memory that the host reads and writes while kernels run.
+    pub watch: Array,
     /// One [`StepStats`].
     pub stats: Array,
     /// One u64: the epoch of this step.

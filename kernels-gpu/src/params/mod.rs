@@ -9,7 +9,7 @@ mod tables;
 use bytemuck::{Pod, Zeroable};
 
 pub use backward::{BackItem, BackPass, GradParams, ReduceParams, ScanBackParams, StatesParams};
-pub use channel::{Channel, Stamp, StampKind, StepMode, StepStats, TraceBuffer};
+pub use channel::{Channel, Stamp, StampKind, StepMode, StepStats, TraceBuffer, Way};
 pub use forward::{FixItem, FixParams, GateForm, PrepParams, ScanItem, ScanParams};
 pub use tables::{Chunk, NONE, Records, Segment, Sizes, Tables, Target};
 

@@ -51,7 +51,7 @@
 mod expired;
 mod layout;
 
-pub use expired::{Awaited, Expired, TrapRecord, Wait};
+pub use expired::{Awaited, Expired, TrapRecord, Wait, Watch};
 pub use layout::{BLOCK_COLUMNS, ChannelLayout, LayoutError, SLOT_ALIGN, SLOTS, Slot, parity};
 
 /// The memory operations that the protocol is made of, as seen by one PE of one channel.
@@ -147,8 +147,8 @@ pub fn publish<M: Medium>(medium: &M, layout: &ChannelLayout, written: Writable)
     medium.store_local(layout.sent(dest, row, block, parity(epoch)), epoch);
 }
 
-/// Notes that something other than this PE's store will fill the slot in this epoch (a collective that the host issues,
-/// with its own synchronisation), so that the next push into it awaits the receiver's ack.
+/// Notes that something other than this PE's store fills the slot in this epoch (a put that brings its own signal, or a
+/// collective that the host issues with its own synchronisation), so that the next push into it awaits the receiver's ack.
 pub fn leave_to_exchange<M: Medium>(medium: &M, layout: &ChannelLayout, writable: Writable) {
     let Message { dest, row, block, epoch, .. } = writable.0;
     // No ordering: read by this PE's later kernels only, see `before_write`.

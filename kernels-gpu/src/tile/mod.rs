@@ -10,8 +10,10 @@
 //! * A shared tile's element type says how values are rounded when they are stored; products accumulate in f32.
 
 mod pairs;
+mod put;
 
 pub use pairs::Pairs;
+pub use put::{Place, Put};
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod host;

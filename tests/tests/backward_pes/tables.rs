@@ -7,9 +7,9 @@ use deltalink::reference::Problem;
 use deltalink::tensor::Dtype;
 use kernels_gpu::element::DtypeCode;
 use kernels_gpu::params::{
-    Array, BackItem, BackPass, Channel, Chunk, FixItem, NONE, ScanItem, Segment, Sizes, StepStats, Tables, Target,
+    Array, BackItem, BackPass, Channel, Chunk, FixItem, NONE, ScanItem, Segment, Sizes, StepStats, Tables, Target, Way,
 };
-use kernels_gpu::protocol::{ChannelLayout, TrapRecord};
+use kernels_gpu::protocol::{ChannelLayout, TrapRecord, Watch};
 
 use super::Setup;
 use super::memory::code;
@@ -163,7 +163,9 @@ pub struct Channels {
     words: Vec<Vec<u64>>,
     payload_addresses: Vec<u64>,
     word_addresses: Vec<u64>,
+    ways: Vec<u32>,
     traps: Vec<TrapRecord>,
+    watches: Vec<Watch>,
     stats: Vec<[u64; size_of::<StepStats>() / 8]>,
 }
 
@@ -181,7 +183,9 @@ impl Channels {
             word_addresses: addresses(&words),
             payloads,
             words,
+            ways: vec![Way::Stores as u32; pes],
             traps: vec![TrapRecord::zeroed(); pes],
+            watches: vec![Watch::zeroed(); pes],
             stats: vec![[0; size_of::<StepStats>() / 8]; pes],
         }
     }
@@ -193,7 +197,9 @@ impl Channels {
             pad: 0,
             payload: Array::of(&self.payload_addresses),
             words: Array::of(&self.word_addresses),
+            ways: Array::of(&self.ways),
             trap: Array::of(&self.traps[pe..=pe]),
+            watch: Array { addr: (&raw const self.watches[pe]) as u64, len: (size_of::<Watch>() / 8) as u64 },
             stats: Array::of(&self.stats[pe]),
             epoch: Array::of(epoch),
             timeout_ns: 1_000_000_000,

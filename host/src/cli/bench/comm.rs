@@ -259,13 +259,10 @@ pub(in crate::cli) fn exchange_for(device: Device, duration: Duration) -> Result
         })?,
         #[cfg(feature = "cuda")]
         Device::Cuda => {
-            use crate::exec::cuda::CudaExecutor;
             use crate::world::virtual_pes::run_virtual_pes;
             let gpus = all_gpus()?;
             run_virtual_pes(2, &gpus, &options, pool_bytes(&points, 2), |virtual_pe| {
-                let sharers = 2_usize.div_ceil(gpus.len());
-                let exec = CudaExecutor::new(virtual_pe.gpu, virtual_pe.heap.clone(), sharers);
-                let (pe, mut exec) = (virtual_pe.pe, exec.map_err(ExecError::from)?);
+                let (pe, mut exec) = (virtual_pe.pe, executor(virtual_pe, 2, gpus.len())?);
                 body(pe, &mut || measure::all(pe, &mut exec, &points, sampling, None))
             })?
         }
@@ -273,6 +270,18 @@ pub(in crate::cli) fn exchange_for(device: Device, duration: Duration) -> Result
         Device::Cuda => return Err(CommBenchError::NoCuda),
     };
     Ok(Exchanged { messages: all.iter().sum() })
+}
+
+/// The executor of one of `pes` PEs that are threads, on `gpus` GPUs.
+#[cfg(feature = "cuda")]
+fn executor(
+    on: &crate::world::virtual_pes::VirtualPe<'_>,
+    pes: usize,
+    gpus: usize,
+) -> Result<crate::exec::cuda::CudaExecutor, ExecError> {
+    use crate::exec::cuda::{CudaExecutor, Kernels, Sharing};
+    let sharing = Sharing { pes: pes.div_ceil(gpus), concurrent: false };
+    Ok(CudaExecutor::new(on.gpu, Kernels::direct(on.gpu)?, on.heap.clone(), sharing)?)
 }
 
 /// The GPUs of this process.
@@ -329,11 +338,19 @@ fn run_as(
         #[cfg(feature = "cuda")]
         Device::Cuda => {
             use super::super::gpus::GpuOfPe;
-            use crate::exec::cuda::CudaExecutor;
-            let GpuOfPe { gpu, nvshmem, sharers } = GpuOfPe::start(pe, pool_bytes(&points, pe.size()))?;
-            let mut exec = CudaExecutor::new(&gpu, nvshmem.heap().clone(), sharers).map_err(ExecError::from)?;
-            let mine = measure::all(pe, &mut exec, &points, args.sampling(), progress.of(pe))?;
-            (mine, Some(nvshmem.version().to_string()))
+            use crate::exec::cuda::{CudaExecutor, Kernels};
+            let GpuOfPe { gpu, nvshmem } = GpuOfPe::start(pe, pool_bytes(&points, pe.size()))?;
+            let measured = || -> Result<Samples, CommBenchError> {
+                let kernels = Kernels::direct(&gpu).map_err(ExecError::from)?;
+                let exec = CudaExecutor::new(&gpu, kernels, nvshmem.heap().clone(), nvshmem.sharing());
+                measure::all(pe, &mut exec.map_err(ExecError::from)?, &points, args.sampling(), progress.of(pe))
+            };
+            let (mine, version) = (measured(), nvshmem.version().to_string());
+            match &mine {
+                Ok(_) => nvshmem.close().map_err(ExecError::from)?,
+                Err(_) => nvshmem.abandon(),
+            }
+            (mine?, Some(version))
         }
         #[cfg(not(feature = "cuda"))]
         Device::Cuda => return Err(CommBenchError::NoCuda),
@@ -363,14 +380,11 @@ fn on_gpus(
     pes: usize,
     progress: &Bar,
 ) -> Result<Vec<Samples>, CommBenchError> {
-    use crate::exec::cuda::CudaExecutor;
     use crate::world::virtual_pes::run_virtual_pes;
     let gpus = all_gpus()?;
     let samples = run_virtual_pes(pes, &gpus, options, pool_bytes(points, pes), |virtual_pe| {
-        let sharers = pes.div_ceil(gpus.len());
-        let exec = CudaExecutor::new(virtual_pe.gpu, virtual_pe.heap.clone(), sharers);
-        let pe = virtual_pe.pe;
-        measure::all(pe, &mut exec.map_err(ExecError::from)?, points, args.sampling(), progress.of(pe))
+        let (pe, mut exec) = (virtual_pe.pe, executor(virtual_pe, pes, gpus.len())?);
+        measure::all(pe, &mut exec, points, args.sampling(), progress.of(pe))
     })?;
     Ok(samples)
 }

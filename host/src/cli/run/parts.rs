@@ -3,8 +3,6 @@
 //! Little-endian: the length of the header in 8 bytes, the header as JSON, `o`, the final states, the timeline as Chrome
 //! trace JSON. Both sides are the same program: they have compared versions before they computed.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
 use crate::op::{Forward, Report};
@@ -17,44 +15,7 @@ struct Header {
     o: Vec<usize>,
     states: Option<Vec<usize>>,
     has_trace: bool,
-    report: Counts,
-}
-
-/// A [`Report`] without the times of single kernels, which only the PE itself looks at.
-#[derive(Serialize, Deserialize)]
-pub(super) struct Counts {
-    tokens: usize,
-    bytes_sent: u64,
-    messages: u64,
-    compute: Duration,
-    exposed_wait: Duration,
-    slot_wait: Duration,
-    scratch_bytes: usize,
-    heap_bytes: usize,
-}
-
-impl Counts {
-    pub fn of(r: &Report) -> Self {
-        Self {
-            tokens: r.tokens,
-            bytes_sent: r.bytes_sent,
-            messages: r.messages,
-            compute: r.compute,
-            exposed_wait: r.exposed_wait,
-            slot_wait: r.slot_wait,
-            scratch_bytes: r.scratch_bytes,
-            heap_bytes: r.heap_bytes,
-        }
-    }
-}
-
-impl From<Counts> for Report {
-    fn from(counts: Counts) -> Self {
-        let Counts { tokens, bytes_sent, messages, compute, exposed_wait, slot_wait, scratch_bytes, heap_bytes } =
-            counts;
-        let kernels = Vec::new();
-        Self { tokens, bytes_sent, messages, kernels, compute, exposed_wait, slot_wait, scratch_bytes, heap_bytes }
-    }
+    report: Report,
 }
 
 /// The bytes of `part`.
@@ -64,7 +25,7 @@ pub(in crate::cli) fn encode(part: &Forward) -> Vec<u8> {
         o: part.o.shape.clone(),
         states: part.final_state.as_ref().map(|states| states.shape.clone()),
         has_trace: part.trace.is_some(),
-        report: Counts::of(&part.report),
+        report: part.report.clone(),
     };
     let header = serde_json::to_vec(&header).expect("numbers and strings serialise");
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -92,11 +53,13 @@ pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<Forward, String> {
     let o = tensor(header.dtype, &header.o)?;
     let final_state = header.states.map(|shape| tensor(Dtype::F32, &shape)).transpose()?;
     let trace = header.has_trace.then(|| Trace::from_chrome(rest).map_err(|error| error.to_string())).transpose()?;
-    Ok(Forward { o, final_state, report: header.report.into(), trace })
+    Ok(Forward { o, final_state, report: header.report, trace })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::tensor::Buffer;
     use crate::trace::{Args, Event, Kind};

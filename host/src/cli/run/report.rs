@@ -5,10 +5,11 @@ use serde::Serialize;
 use super::super::judge::{Compared, Pair, allowed_between};
 use super::super::output::{number, table};
 use super::input::Job;
-use super::{Verdict, World, backward};
+use super::{SoakReport, Verdict, World, backward};
+use crate::exec::Waits;
 use crate::inputs::{Dims, Op};
 use crate::op::whole::Whole;
-use crate::op::{Config, Mode};
+use crate::op::{Config, Mode, Transport};
 use crate::tensor::Dtype;
 
 /// One input; the JSON is a list of these. Numbers that are not finite are `null` in JSON.
@@ -48,6 +49,15 @@ pub struct Report {
     pub transition_weight: f64,
     /// Largest exposed wait of any PE, in microseconds.
     pub exposed_wait_us: f64,
+    /// How summaries were to be written.
+    pub transport: Transport,
+    /// Where PEs waited for each other.
+    pub waits: Waits,
+    /// Most device memory of any PE, in bytes.
+    pub peak_device_bytes: usize,
+    /// What came of repetitions, if there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repetitions: Option<SoakReport>,
     /// By rank.
     pub pe: Vec<PeReport>,
     /// What is wrong, in words.
@@ -82,6 +92,8 @@ pub struct PeReport {
     pub compute_us: f64,
     /// Time in which a worker only waited for other PEs, in microseconds.
     pub exposed_wait_us: f64,
+    /// Most bytes of device memory held at once: inputs and results brought there, scratch, and symmetric heap.
+    pub peak_device_bytes: usize,
     /// Its backward call, with `--backward`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backward: Option<backward::PeBackward>,
@@ -97,6 +109,7 @@ impl Report {
         config: &Config,
         world: World,
         verdict: Verdict,
+        repetitions: Option<SoakReport>,
         gradients: Option<backward::Verdict>,
     ) -> Self {
         let inputs = job.file.inputs();
@@ -109,6 +122,7 @@ impl Report {
             bytes_sent: r.bytes_sent,
             compute_us: us(r.compute),
             exposed_wait_us: us(r.exposed_wait),
+            peak_device_bytes: r.peak_device_bytes,
             backward: gradients.as_ref().map(|gradients| gradients.pe[rank]),
             error: gradients.as_ref().map_or_else(Default::default, |gradients| gradients.by_pe[rank].clone()),
         });
@@ -144,6 +158,10 @@ impl Report {
             error_vs_file,
             transition_weight: verdict.transition_weight,
             exposed_wait_us: pe.iter().map(|pe| pe.exposed_wait_us).fold(0.0, f64::max),
+            transport: config.transport,
+            waits: whole.reports.first().map_or_else(Waits::default, |report| report.waits),
+            peak_device_bytes: pe.iter().map(|pe| pe.peak_device_bytes).max().unwrap_or(0),
+            repetitions,
             pe,
             mismatches: mismatches.unwrap_or_default(),
             dims,
@@ -164,13 +182,20 @@ impl Report {
             if *pes == 1 { "PE" } else { "PEs" }
         );
 
-        let mut pes = table(["PE", "tokens", "bytes sent", "compute", "exposed wait"].map(number));
+        let mut pes = table(["PE", "tokens", "bytes sent", "compute", "exposed wait", "peak memory"].map(number));
         for pe in &self.pe {
             let numbers = [pe.rank.to_string(), pe.tokens.to_string(), pe.bytes_sent.to_string()];
             let times = [time(pe.compute_us), time(pe.exposed_wait_us)];
-            pes.add_row(numbers.into_iter().chain(times).map(number));
+            let memory = indicatif::BinaryBytes(pe.peak_device_bytes as u64).to_string();
+            pes.add_row(numbers.into_iter().chain(times).chain([memory]).map(number));
         }
         text += &indented(&pes.trim_fmt());
+        if self.waits == Waits::Host {
+            text += "  PEs share a GPU and wait for each other on the host, between kernels.\n";
+        }
+        if let Some(soak) = &self.repetitions {
+            text += &format!("  {}\n", soak.text());
+        }
 
         let head = ["compared with", "o: rel. RMS", "largest", "ht: rel. RMS", "largest"];
         let mut errors = table(head.map(number));

@@ -19,7 +19,7 @@ use crate::{
     cli::gpus::GpuOfPe,
     exec::{
         ExecError,
-        cuda::{CudaError, CudaExecutor},
+        cuda::{CudaError, CudaExecutor, Kernels},
     },
     heap::{DevicePool, Heap, PoolMemory},
 };
@@ -152,5 +152,6 @@ fn executor(on_gpu: &GpuOfPe<'_>, few: &Pe) -> Result<CudaExecutor, CudaError> {
     // the heap of all, and the case before has ended on every PE.
     let pool =
         unsafe { DevicePool::new(few.rank(), &on_gpu.gpu, memory.capacity(), addresses, std::sync::Arc::new(())) }?;
-    CudaExecutor::new(&on_gpu.gpu, Heap::over(few, pool), on_gpu.sharers)
+    let kernels = Kernels::direct(&on_gpu.gpu)?;
+    CudaExecutor::new(&on_gpu.gpu, kernels, Heap::over(few, pool), on_gpu.nvshmem.sharing())
 }

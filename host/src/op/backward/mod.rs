@@ -106,7 +106,7 @@ impl BackwardStep<'_> {
             d_v_new: memory.d_v_new,
             items: first_work.items.at(base),
             ticket: first_work.ticket.at(base),
-            channel: step.channel_params(&parts, base),
+            channel: step.channel_params(exec, &parts, base)?,
             trace,
             v_first,
             m_dtype,
@@ -140,8 +140,8 @@ impl BackwardStep<'_> {
         let peer_failed = || step.pe.failed_peer().is_some();
         let mut common = Common::new(step.inputs, checked.then_some(&checker), &peer_failed);
 
-        let shares = exec.shares_device() && step.pe.size() > 1;
-        if shares {
+        let on_host = step.waits_on_host(exec);
+        if on_host {
             // Allocating may wait for what runs on the device.
             step.pe.barrier("memory for the step")?;
         }
@@ -149,12 +149,12 @@ impl BackwardStep<'_> {
             common.launch(exec, step.prep_blocks(Body::Portable, chunks), &prep_params)?;
         }
         let scan = self.scan_shape(warpgroups);
-        if shares && config.mode == Mode::Exact {
+        if on_host && config.mode == Mode::Exact {
             // Each scan waits for that of the PE after it.
             for turn in (0..step.pe.size()).rev() {
                 if turn == step.pe.rank() {
                     common.launch(exec, scan, &first)?;
-                    exec.get_image(&mut image)?;
+                    exec.get_image(&mut image, &peer_failed)?;
                 }
                 step.pe.barrier("scans in turn")?;
             }
@@ -162,15 +162,15 @@ impl BackwardStep<'_> {
             common.launch(exec, scan, &first)?;
         }
         common.launch(exec, self.states_shape(state_warpgroups), &states_params)?;
-        if shares && config.mode == Mode::Overlap {
-            exec.get_image(&mut image)?;
+        if on_host && config.mode == Mode::Overlap {
+            exec.get_image(&mut image, &peer_failed)?;
             step.pe.barrier("scans of the step")?;
         }
 
         let mut exchange = Duration::ZERO;
         if let (Mode::Bulk, Some(channel)) = (config.mode, channel) {
-            exec.get_image(&mut image)?;
-            step.check_trap(&image, &parts)?;
+            exec.get_image(&mut image, &peer_failed)?;
+            step.check_trap(exec)?;
             let start = Instant::now();
             step.exchange(exec, channel)?;
             exchange = start.elapsed();
@@ -185,12 +185,12 @@ impl BackwardStep<'_> {
             let blocks = Grid::Blocks(reduce::blocks(params.rows as usize));
             common.launch(exec, (blocks, reduce::WARPGROUPS, reduce::shared_bytes(params.cols as usize)), &params)?;
         }
-        exec.get_image(&mut image)?;
-        step.check_trap(&image, &parts)?;
+        exec.get_image(&mut image, &peer_failed)?;
+        step.check_trap(exec)?;
         common.finish()?;
         memory::fetch(exec, &mut gradients)?;
         let report = step.report(exec, &image, &parts, &common, exchange)?;
-        let trace = step.timeline("backward", &image, &parts);
+        let trace = step.timeline(exec, "backward", &image, &parts);
         Ok(Backward { gradients, report, trace })
     }
 }

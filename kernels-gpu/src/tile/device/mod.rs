@@ -14,6 +14,8 @@ mod backward;
 mod fragment;
 mod global;
 mod ops;
+#[cfg(feature = "nvshmem")]
+mod put;
 mod shared;
 
 pub use acc::Acc;
@@ -242,12 +244,11 @@ impl Warpgroup<'_> {
         }
     }
 
-    /// Whether waiting on is useless: another block of this PE has given up, so the step is void.
+    /// Whether waiting on is useless: another block of this PE has given up, or the host says that another PE has failed.
     #[inline(always)]
-    pub fn give_up(&self, channel: &Channel, waited: u64) -> bool {
-        waited > 1_000_000
-            && self.word(Array { addr: channel.trap.addr, len: 1 }, 0).load(Ordering::Relaxed)
-                != crate::protocol::TrapRecord::CLEAR
+    pub fn give_up(&self, channel: &Channel) -> bool {
+        let word = |addr| self.word(Array { addr, len: 1 }, 0).load(Ordering::Relaxed);
+        word(channel.trap.addr) != crate::protocol::TrapRecord::CLEAR || word(channel.watch.addr) != 0
     }
 
     /// Records a span, if there is a trace. Call on one thread ([`Warpgroup::elect`]).

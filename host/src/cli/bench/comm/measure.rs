@@ -1,12 +1,12 @@
 //! The measurement on one PE.
 
 use kernels_gpu::comm_bench::{CommBenchParams, WARPGROUPS, payload_bytes, shared_bytes};
-use kernels_gpu::params::{Array, Channel, StepMode, TraceBuffer};
-use kernels_gpu::protocol::{ChannelLayout, TrapRecord};
+use kernels_gpu::params::{Array, Channel, StepMode, TraceBuffer, Way};
+use kernels_gpu::protocol::{ChannelLayout, TrapRecord, Watch};
 
 use super::super::super::progress::Progress;
 use super::CommBenchError;
-use crate::exec::{Executor, Grid, Image, Launch, SymmetricBytes};
+use crate::exec::{ExecError, Executor, Grid, Image, Launch, SymmetricBytes};
 use crate::heap::ALIGN;
 use crate::inputs::Op;
 use crate::tensor::Dtype;
@@ -134,8 +134,8 @@ impl Memory {
         let Point { bytes, blocks } = point;
         let Sampling { warmup, samples } = sampling;
         let mut image = Image::default();
-        let payload = image.push(&self.payload.addresses);
-        let words = image.push(&self.words.addresses);
+        let (payload, words) = (image.push(&reached(&self.payload)?), image.push(&reached(&self.words)?));
+        let ways = image.push(&vec![Way::Stores as u32; pe.size()]);
         let trap = image.push_zeroed::<TrapRecord>(1);
         let wrong = image.push_zeroed::<u64>(1);
         let ticks = image.push_zeroed::<u64>(blocks * (samples as usize + 1));
@@ -148,7 +148,9 @@ impl Memory {
                 pad: 0,
                 payload: payload.at(base),
                 words: words.at(base),
+                ways: ways.at(base),
                 trap: trap.at(base),
+                watch: Array { addr: exec.watch()?, len: (size_of::<Watch>() / size_of::<u64>()) as u64 },
                 stats: none,
                 epoch: none,
                 timeout_ns: pe.timeout().as_nanos() as u64,
@@ -178,7 +180,7 @@ impl Memory {
             peer_failed: &peer_failed,
         };
         exec.launch(&launch, &params)?;
-        exec.get_image(&mut image)?;
+        exec.get_image(&mut image, &peer_failed)?;
         exec.take_times()?;
         if let [TrapRecord { state: TrapRecord::SET, expired }] = image.get::<TrapRecord>(trap)[..] {
             return Err(match pe.failed_peer() {
@@ -192,6 +194,12 @@ impl Memory {
             [] => unreachable!("one word was pushed"),
         }
     }
+}
+
+/// Where each PE's copy is stored to.
+fn reached(object: &SymmetricBytes) -> Result<Vec<u64>, ExecError> {
+    let address = |(rank, address): (usize, &Option<u64>)| address.ok_or(ExecError::NotReached { rank });
+    object.addresses.iter().enumerate().map(address).collect()
 }
 
 /// Nanoseconds of an exchange in each sample: those of the block that took longest.

@@ -18,7 +18,7 @@ struct Header {
     /// In the order of [`list`]; `None` where there is no gradient.
     tensors: Vec<Option<(Dtype, Vec<usize>)>>,
     has_trace: bool,
-    report: parts::Counts,
+    report: Report,
 }
 
 /// All gradients in a fixed order.
@@ -37,7 +37,7 @@ pub(in crate::cli) fn encode(part: &PartBackward) -> Vec<u8> {
         saved_bytes: *saved_bytes,
         tensors: tensors.map(|x| x.map(|x| (x.data.dtype(), x.shape.clone()))).to_vec(),
         has_trace: backward.trace.is_some(),
-        report: parts::Counts::of(&backward.report),
+        report: backward.report.clone(),
     };
     let header = serde_json::to_vec(&header).expect("numbers and strings serialise");
     let mut bytes = Vec::new();
@@ -80,7 +80,7 @@ pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<PartBackward, String> {
         return Err("a gradient is missing".to_owned());
     };
     let gradients = Gradients { dq, dk, dv, dg, dbeta, da_log, ddt_bias, d_initial_state };
-    let backward = Backward { gradients, report: Report::from(header.report), trace };
+    let backward = Backward { gradients, report: header.report, trace };
     Ok(PartBackward { forward, saved_bytes: header.saved_bytes, backward })
 }
 
