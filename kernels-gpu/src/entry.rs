@@ -1,21 +1,22 @@
 //! The kernels as a device module has them: one entry for each gate and element type.
 //!
-//! Names are `KERNEL_GATE_TYPE` or `KERNEL_TYPE`; parameters go by value; blocks are
+//! Names are `KERNEL_GATE_TYPE` or `KERNEL_TYPE`, and `conformance_FAMILY_TYPE` for tests of the tile DSL; parameters go by value; blocks are
 //! `WARPGROUPS * 128` threads with the kernel's `shared_bytes` of dynamic shared memory.
 //!
 //! A module with NVSHMEM (feature `nvshmem`) has the portable bodies alone: instructions of the others, which move registers
 //! between warps, are ignored in what is linked.
 
-#[cfg(not(feature = "nvshmem"))]
-use cuda_std::kernel;
 use half::{bf16, f16};
 
 use crate::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
 use crate::comm_bench::{CommBenchParams, comm_bench as exchange};
+use crate::conformance::TileCase;
+use crate::conformance::acc::acc_ops;
+use crate::conformance::block::block_ops;
+use crate::conformance::decay::decay_ops;
+use crate::conformance::elements::element_ops;
 use crate::fixup::fix_out;
 use crate::gate::{Gdn, Kda};
-#[cfg(not(feature = "nvshmem"))]
-use crate::hopper;
 use crate::params::{FixParams, GradParams, PrepParams, ReduceParams, ScanBackParams, ScanParams, StatesParams};
 use crate::prep::prep;
 use crate::scan::scan_push;
@@ -65,63 +66,14 @@ entries! {
     grad_gdn_f16 = grad::<Gdn, f16>, GradParams;
     reduce_f32 = reduce, ReduceParams;
     comm_bench = exchange, CommBenchParams;
-}
-
-/// [`hopper::prep::prep`].
-///
-/// # Safety
-/// As of the other entries.
-#[cfg(not(feature = "nvshmem"))]
-#[kernel(threads = 256, blocks_per_sm = 2)]
-pub unsafe fn prep_kda_bf16_hopper(params: PrepParams) {
-    // SAFETY: as in the other entries.
-    let mut wg = unsafe { Warpgroup::enter() };
-    hopper::prep::prep::<Kda>(&mut wg, &params);
-}
-
-/// [`hopper::prep::prep`].
-///
-/// # Safety
-/// As of the other entries.
-#[cfg(not(feature = "nvshmem"))]
-#[kernel(threads = 256, blocks_per_sm = 2)]
-pub unsafe fn prep_gdn_bf16_hopper(params: PrepParams) {
-    // SAFETY: as in the other entries.
-    let mut wg = unsafe { Warpgroup::enter() };
-    hopper::prep::prep::<Gdn>(&mut wg, &params);
-}
-
-/// [`hopper::scan::scan_push`], one walking warpgroup in a block.
-///
-/// # Safety
-/// As of the other entries.
-#[cfg(not(feature = "nvshmem"))]
-#[kernel(threads = 256, registers = 240)]
-pub unsafe fn scan_push_bf16_hopper_1(params: ScanParams) {
-    // SAFETY: as in the other entries.
-    let mut wg = unsafe { Warpgroup::enter() };
-    hopper::scan::scan_push::<1>(&mut wg, &params);
-}
-
-/// [`hopper::scan::scan_push`], two walking warpgroups in a block.
-///
-/// # Safety
-/// As of the other entries.
-#[cfg(not(feature = "nvshmem"))]
-#[kernel(threads = 384, registers = 168)]
-pub unsafe fn scan_push_bf16_hopper_2(params: ScanParams) {
-    // SAFETY: as in the other entries.
-    let mut wg = unsafe { Warpgroup::enter() };
-    hopper::scan::scan_push::<2>(&mut wg, &params);
-}
-
-/// [`hopper::fix::fix_out`].
-///
-/// # Safety
-/// As of the other entries.
-#[kernel(threads = 256)]
-pub unsafe fn fix_out_bf16_hopper(params: FixParams) {
-    // SAFETY: as in the other entries.
-    let mut wg = unsafe { Warpgroup::enter() };
-    hopper::fix::fix_out(&mut wg, &params);
+    conformance_acc_f32 = acc_ops::<f32>, TileCase;
+    conformance_acc_bf16 = acc_ops::<bf16>, TileCase;
+    conformance_acc_f16 = acc_ops::<f16>, TileCase;
+    conformance_elements_f32 = element_ops::<f32>, TileCase;
+    conformance_elements_bf16 = element_ops::<bf16>, TileCase;
+    conformance_elements_f16 = element_ops::<f16>, TileCase;
+    conformance_decay_f32 = decay_ops::<f32>, TileCase;
+    conformance_decay_bf16 = decay_ops::<bf16>, TileCase;
+    conformance_decay_f16 = decay_ops::<f16>, TileCase;
+    conformance_block_f32 = block_ops, TileCase;
 }

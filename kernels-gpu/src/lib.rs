@@ -7,12 +7,14 @@
 //!
 //! Kernels, in the order of a forward step: [`prep`], [`scan`], [`fixup`]; those of a backward step are in
 //! [`backward`]. What differs between KDA and GDN is the type parameter [`gate::Gate`]. How summaries travel between
-//! PEs is [`protocol`] (rules) and [`comm`] (the rules applied inside a kernel); [`comm_bench`] measures it.
+//! PEs is [`protocol`] (rules) and [`comm`] (the rules applied inside a kernel); [`comm_bench`] measures it. [`conformance`]
+//! has a small kernel for each operation of tiles.
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, asm_experimental_arch))]
 
 pub mod backward;
 pub mod comm;
 pub mod comm_bench;
+pub mod conformance;
 pub mod element;
 #[cfg(target_arch = "nvptx64")]
 pub mod entry;

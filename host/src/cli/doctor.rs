@@ -15,6 +15,7 @@ mod machine;
 mod nvshmem;
 mod peers;
 mod self_test;
+mod tiles;
 
 pub(super) use cuda::{Driver, driver_version};
 
@@ -40,6 +41,10 @@ pub struct Args {
     /// Also write the findings as JSON to FILE; - writes JSON, and nothing else, to standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<JsonTarget>,
+    /// Run every operation of the kernels' tile language on small operands instead: the CPU back end against plain loops in
+    /// f64, and the first GPU, if this build has GPUs and there is one, against the CPU back end.
+    #[arg(long)]
+    pub tiles: bool,
 }
 
 /// `deltalink doctor` found no way to run, or could not say so.
@@ -48,6 +53,12 @@ pub struct Args {
 pub enum DoctorError {
     #[error("the CPU back end cannot run here: {why}")]
     CpuBackEnd { why: String },
+    #[error(
+        "{wrong} of {of} rows of tile operations are wrong; the report names the first element of each: please report it"
+    )]
+    Tiles { wrong: usize, of: usize },
+    #[error(transparent)]
+    Exec(#[from] crate::exec::ExecError),
     #[error(transparent)]
     Output(#[from] OutputError),
 }
@@ -201,6 +212,10 @@ fn advise(f: &Finding) -> String {
 /// [`DoctorError`] if the CPU back end cannot run here (after the report is written) or the report cannot be written. That
 /// the self-test fails is [`Exit::Wrong`].
 pub fn run(args: &Args, out: &mut impl Write) -> Result<Exit, DoctorError> {
+    if args.tiles {
+        tiles::run(args.json.as_ref(), out)?;
+        return Ok(Exit::Success);
+    }
     let report = Report::of_this_machine(args.self_test);
     emit(out, args.json.as_ref(), &report, || report.text())?;
     report.cpu_back_end()?;

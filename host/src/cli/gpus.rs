@@ -3,8 +3,10 @@
 #[cfg(feature = "cuda")]
 use crate::exec::{
     ExecError,
-    cuda::{Gpu, choose_device},
+    cuda::{CudaExecutor, Gpu, Kernels, choose_device},
 };
+#[cfg(feature = "cuda")]
+use crate::op::{OpError, Transport};
 #[cfg(feature = "cuda")]
 use crate::world::{Pe, nvshmem::Nvshmem};
 
@@ -97,7 +99,7 @@ fn chosen(visible: Option<&str>, asked: &[usize]) -> Result<String, GpusError> {
 pub(super) struct GpuOfPe<'pe> {
     /// Its GPU.
     pub gpu: Gpu,
-    /// The heap; it stays up until the process ends, unless it is closed.
+    /// The heap.
     pub nvshmem: Nvshmem<'pe>,
 }
 
@@ -111,6 +113,22 @@ impl<'pe> GpuOfPe<'pe> {
             tracing::warn!("{warning}");
         }
         Ok(Self { gpu, nvshmem })
+    }
+
+    /// An executor there, with the kernels that reach all PEs by `transport`.
+    pub fn executor(&mut self, transport: Transport) -> Result<CudaExecutor, OpError> {
+        let Self { gpu, nvshmem } = self;
+        let mut kernels = || -> Result<Kernels, ExecError> {
+            if transport != Transport::Put && !nvshmem.needs_puts() {
+                return Ok(Kernels::direct(gpu)?);
+            }
+            let kernels = Kernels::with_nvshmem(gpu)?;
+            nvshmem.attach(kernels.module(), &gpu.stream()?)?;
+            Ok(kernels)
+        };
+        let kernels = kernels()?;
+        let exec = CudaExecutor::new(gpu, kernels, nvshmem.heap().clone(), nvshmem.sharing());
+        Ok(exec.map_err(ExecError::from)?)
     }
 }
 

@@ -30,7 +30,7 @@ mod error;
 mod input;
 pub(super) mod parts;
 mod report;
-pub(super) mod soak;
+mod soak;
 mod stage;
 
 use check::Verdict;
@@ -247,29 +247,41 @@ fn load(args: &Args, pes: usize) -> Result<Vec<Job>, RunCommandError> {
     Ok(jobs)
 }
 
+/// Results of every input, where they arrive, and gradients if they were asked for.
+type Computed = (Vec<Option<(Whole, Vec<soak::Outcome>)>>, Vec<WholeBackward>);
+
+/// Computes all inputs.
+fn compute_all(
+    args: &Args,
+    jobs: &[Job],
+    stage: &mut Stage<'_>,
+    soak: &Soak,
+    progress: &Progress,
+) -> Result<Computed, RunCommandError> {
+    let config = args.config();
+    let (mut results, mut gradients) = (Vec::new(), Vec::new());
+    for job in jobs {
+        progress.start(format!("{}: computing on {} PEs", job.name, job.plan.pes()));
+        results.push(stage.forward(job, &config, soak)?);
+        progress.done();
+        if args.backward {
+            progress.start(format!("{}: gradients on {} PEs", job.name, job.plan.pes()));
+            gradients.extend(backward::compute(stage, job, &config)?);
+            progress.done();
+        }
+    }
+    Ok((results, gradients))
+}
+
 /// Computes all inputs; then the PE that has the results checks and reports them.
 fn compute(args: &Args, jobs: &[Job], mut stage: Stage<'_>, out: &mut impl Write) -> Result<Exit, RunCommandError> {
     let (config, soak) = (args.config(), args.soak());
     let (world, visible) = (stage.world(), stage.reports() && args.json != Some(JsonTarget::Stdout));
     // One step to compute an input and three to check it; as many for gradients.
     let progress = Progress::new(jobs.len() * if args.backward { 8 } else { 4 }, visible);
-    let mut compute_all = || -> Result<Vec<_>, RunCommandError> {
-        let one = |job: &Job| {
-            progress.start(format!("{}: computing on {} PEs", job.name, job.plan.pes()));
-            let result = stage.forward(job, &config, &soak)?;
-            progress.done();
-            let mut gradients = None;
-            if args.backward {
-                progress.start(format!("{}: gradients on {} PEs", job.name, job.plan.pes()));
-                gradients = backward::compute(&mut stage, job, &config)?;
-                progress.done();
-            }
-            Ok((result, gradients))
-        };
-        jobs.iter().map(one).collect()
-    };
-    let results = match compute_all() {
-        Ok(results) => results,
+    let computed = compute_all(args, jobs, &mut stage, &soak, &progress);
+    let (results, gradients) = match computed {
+        Ok(computed) => computed,
         Err(error) => {
             stage.abandon();
             return Err(error);
@@ -277,8 +289,6 @@ fn compute(args: &Args, jobs: &[Job], mut stage: Stage<'_>, out: &mut impl Write
     };
     // Now, since checking takes long and other PEs do not wait for it.
     stage.close()?;
-    let (results, gradients): (Vec<_>, Vec<_>) = results.into_iter().unzip();
-    let gradients: Vec<WholeBackward> = gradients.into_iter().flatten().collect();
     let Some(results) = results.into_iter().collect::<Option<Vec<_>>>() else {
         return Ok(Exit::Success); // PE 0 has them
     };
@@ -287,14 +297,14 @@ fn compute(args: &Args, jobs: &[Job], mut stage: Stage<'_>, out: &mut impl Write
     let mut reports = Vec::new();
     for (i, ((job, whole), outcomes)) in jobs.iter().zip(&results).zip(&outcomes).enumerate() {
         let mut verdict = check::check(job, whole, &config, &progress)?;
-        let of_gradients = gradients.get(i).map(|found| backward::check(job, found, &config, &progress)).transpose()?;
         let (soaked, differences) = soak.report(outcomes);
         if !differences.is_empty() {
             // Equal inputs give equal results also where values are not finite.
             verdict.mismatches.get_or_insert_default().extend(differences);
         }
         let soaked = (soak.repeat > 1).then_some(soaked);
-        reports.push(Report::new(job, whole, &config, world, verdict, of_gradients, soaked));
+        let of_gradients = gradients.get(i).map(|found| backward::check(job, found, &config, &progress)).transpose()?;
+        reports.push(Report::new(job, whole, &config, world, verdict, soaked, of_gradients));
     }
     drop(progress);
     if let Some(path) = &args.output {

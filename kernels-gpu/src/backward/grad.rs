@@ -15,19 +15,21 @@
 //! dbeta = (rowsum(dv v) + rowsum(k exp(G) (A'^T dw)) + rowsum(k r)) / beta
 //! ```
 //! A' has beta in its columns, which is why dv, dw and dN need none, and why dbeta is a quotient; A' was built with beta
-//! kept away from zero for its sake. dg is summed pair by pair, see [`Pairs`].
+//! kept away from zero for its sake. dg is summed pair by pair, see [`crate::tile::Pairs`].
 //!
 //! Channels go through in slabs, twice: X needs all of them before the rest can begin. Differences of tokens within a chunk
 //! are treated as in `prep`: products that cross a boundary of 16, 32 (or the chunk's own edges) as matrix products of
 //! rows with decays up to the boundary, the rest by running products.
 
+mod tiles;
+
 use super::gate::{gate_gradient, store_gate_share};
-use super::states::Columns;
 use crate::gate::Gate;
 use crate::math::sigmoid;
-use crate::params::{Chunk, GradParams, Matrix, Sizes, StampKind, Tensor};
+use crate::params::{GradParams, StampKind};
 use crate::prep::{NORM_EPSILON, Place, floored_beta, load_beta};
-use crate::tile::{Acc, BLOCK_COLUMNS, OperandElement, Pairs, RESERVED_BYTES, Shared, Warpgroup, tile_bytes};
+use crate::tile::{Acc, BLOCK_COLUMNS, OperandElement, RESERVED_BYTES, Shared, Warpgroup, tile_bytes};
+use tiles::{Tiles, ValueColumns, v_blocks};
 
 /// Warpgroups in a block.
 pub const WARPGROUPS: usize = 1;
@@ -47,82 +49,6 @@ pub const fn shared_bytes(k: usize, chunk: usize, element: usize, per_channel: b
         + tile_bytes(chunk, if per_channel { slab } else { 1 }, 4)
         + 2 * tile_bytes(1, slab, 4)
         + 6 * tile_bytes(chunk, 1, 4)
-}
-
-/// Shared tiles.
-struct Tiles<E> {
-    /// A', `[C,C]`.
-    a: Shared<E>,
-    /// dP, `[C,C]`.
-    d_scores_q: Shared<f32>,
-    /// X, then dN, `[C,C]`.
-    d_scores_k: Shared<f32>,
-    /// Columns of V, `[C,64]`, or squares.
-    values: [Shared<E>; 2],
-    /// Rows of S and D, or operands of one slab, `[64, slab]`.
-    slabs: [Shared<E>; 3],
-    /// q (with the scale in it), k, the decays and the gradients of one slab.
-    pairs: Pairs,
-    /// exp(G_last) of one slab, `[1, slab]`.
-    total: Shared<f32>,
-    /// What all tokens' decays of one slab have in common, `[1, slab]`.
-    common: Shared<f32>,
-    /// Columns of one value for each token, `[C,1]`.
-    norms_q: Shared<f32>,
-    norms_k: Shared<f32>,
-    beta_floored: Shared<f32>,
-    /// Sums for dbeta.
-    d_beta: Shared<f32>,
-    /// GDN: sums of dg over channels.
-    d_decay: Shared<f32>,
-    /// Sums for the gradient of A_log.
-    d_a_log: Shared<f32>,
-}
-
-impl<E: OperandElement> Tiles<E> {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn allocate<G: Gate>(wg: &mut Warpgroup<'_>, c: usize, slab: usize) -> Self {
-        let (a, d_scores_q, d_scores_k) = (wg.shared(c, c), wg.shared(c, c), wg.shared(c, c));
-        Self {
-            a,
-            d_scores_q,
-            d_scores_k,
-            values: [wg.shared(c, BLOCK_COLUMNS), wg.shared(c, BLOCK_COLUMNS)],
-            slabs: [wg.shared(BLOCK_COLUMNS, slab), wg.shared(BLOCK_COLUMNS, slab), wg.shared(BLOCK_COLUMNS, slab)],
-            pairs: Pairs {
-                dq: wg.shared(c, slab),
-                dk: wg.shared(c, slab),
-                dg: wg.shared(c, slab),
-                row_q: wg.shared(c, slab),
-                row_k: wg.shared(c, slab),
-                col_k: wg.shared(c, slab),
-                q: wg.shared(c, slab),
-                k: wg.shared(c, slab),
-                decay: wg.shared(c, G::columns(slab)),
-            },
-            total: wg.shared(1, slab),
-            common: wg.shared(1, slab),
-            norms_q: wg.shared(c, 1),
-            norms_k: wg.shared(c, 1),
-            beta_floored: wg.shared(c, 1),
-            d_beta: wg.shared(c, 1),
-            d_decay: wg.shared(c, 1),
-            d_a_log: wg.shared(c, 1),
-        }
-    }
-
-    /// The first `width` channels of each tile that has channels.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn narrow(&self, width: usize) -> Self {
-        let [s0, s1, s2] = self.slabs;
-        Self {
-            slabs: [s0.columns(0, width), s1.columns(0, width), s2.columns(0, width)],
-            pairs: self.pairs.narrow(width),
-            total: self.total.columns(0, width),
-            common: self.common.columns(0, width),
-            ..*self
-        }
-    }
 }
 
 /// The grid: one block per chunk and value head, chunk by chunk.
@@ -426,60 +352,5 @@ fn load_k_and_decay<G: Gate, E: OperandElement>(
     if G::PER_CHANNEL || channel == 0 {
         let source = G::log_decay(&p.prep, at.token, at.len, at.head, channel, t.pairs.decay.cols());
         G::load_decay(wg, &p.prep, t.pairs.decay, source, at.head, channel);
-    }
-}
-
-/// Blocks of up to 64 columns of V.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn v_blocks(p: &GradParams) -> u32 {
-    p.prep.tables.sizes.v.div_ceil(BLOCK_COLUMNS as u32)
-}
-
-/// A block of columns of V, of one chunk and head.
-struct ValueColumns {
-    columns: Columns,
-    chunk: Chunk,
-    head: usize,
-    /// Row of the states.
-    row: usize,
-    sizes: Sizes,
-}
-
-impl ValueColumns {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn new(p: &GradParams, at: &Place, block: u32) -> Self {
-        let sizes = p.prep.tables.sizes;
-        Self {
-            columns: Columns::of_block(&sizes, block),
-            chunk: Chunk { token: at.token as u32, len: at.len as u32 },
-            head: at.head,
-            row: at.chunk * sizes.hv as usize + at.head,
-            sizes,
-        }
-    }
-
-    /// Tiles for rows of V values.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn tiles<E: OperandElement>(&self, t: &Tiles<E>) -> [Shared<E>; 2] {
-        let [first, second] = t.values;
-        [first.columns(0, self.columns.count), second.columns(0, self.columns.count)]
-    }
-
-    /// Rows of a tile for states.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn rows<E: OperandElement>(&self, tile: Shared<E>) -> Shared<E> {
-        self.columns.rows(tile)
-    }
-
-    /// `[tokens, HV, V]`: `[len, columns]` of it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn of(&self, x: &Tensor) -> Matrix {
-        self.columns.values(&self.sizes, x, &self.chunk, self.head)
-    }
-
-    /// `[chunks, HV, V, K]`: `[columns, K]` of it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn state(&self, x: &Tensor) -> Matrix {
-        self.columns.state(&self.sizes, x, self.row)
     }
 }

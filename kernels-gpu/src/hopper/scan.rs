@@ -379,6 +379,9 @@ fn feed<const N: usize>(
         // SAFETY: three whole warps.
         unsafe { carry(wg, p, pipeline, item, segment, first_number, t - 32) };
     }
+    // The first warp's lanes meet again: a barrier of the block counts warps, and would count this one twice.
+    // SAFETY: by all lanes.
+    unsafe { warp::sync() };
 }
 
 /// # Safety
@@ -520,17 +523,25 @@ unsafe fn carry<const N: usize>(
             let at = pipeline.place(first_number + index);
             let (token, len) = tokens.chunk(index);
             let from = (p.v.addr as *const u8).wrapping_add((token * row + head) * 2);
-            let mut number = t;
-            while number < N as u32 * 8 * CHUNK as u32 {
-                let (w, r, piece) = (number / (8 * CHUNK as u32), number / 8 % CHUNK as u32, number % 8);
-                let to = at.stage + RECORD + w * PANEL + r * 128 + ((piece ^ (r % 8)) << 4);
-                // Zeros beyond the chunk, and for columns of M.
-                let valid = is_state && r < len;
-                let offset = if valid { (r as usize * row + w as usize * COLUMNS as usize) * 2 } else { 0 };
-                let source = from.wrapping_add(offset + piece as usize * 16);
-                // SAFETY: a row of this chunk, or nothing.
-                unsafe { ptx::cp_async_cg_16_zfill(to, source, if valid { 16 } else { 0 }) };
-                number += CARRIERS;
+            let mut w = 0;
+            while w < N as u32 {
+                let (tile, from) =
+                    (at.stage + RECORD + w * PANEL, from.wrapping_add(w as usize * COLUMNS as usize * 2));
+                // The same pieces as above: this thread itself has taken away what it overwrites.
+                let mut number = t;
+                while number < 8 * CHUNK as u32 {
+                    let (r, piece) = (number / 8, number % 8);
+                    // Zeros beyond the chunk, and for columns of M.
+                    let valid = is_state && r < len;
+                    let source = from.wrapping_add(if valid { r as usize * row * 2 } else { 0 } + piece as usize * 16);
+                    // SAFETY: a row of this chunk, or nothing.
+                    unsafe {
+                        let to = tile + r * 128 + ((piece ^ (r % 8)) << 4);
+                        ptx::cp_async_cg_16_zfill(to, source, if valid { 16 } else { 0 });
+                    }
+                    number += CARRIERS;
+                }
+                w += 1;
             }
         }
         index += 1;

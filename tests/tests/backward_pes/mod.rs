@@ -156,7 +156,7 @@ impl<'a> Step<'a> {
     fn pe(&self, number: usize, m_dtype: Dtype) -> Pe {
         let Dims { hv, k, v, .. } = self.dims;
         let tokens = self.setup.cuts[number]..self.setup.cuts[number + 1];
-        let tables = PeTables::new(&self.problem, self.setup.cuts, number, &self.sizes, self.setup.exact);
+        let tables = PeTables::new(&self.problem, self.setup, number, &self.sizes, self.scan_warpgroups());
         let (chunks, n) = (tables.chunks.len(), tokens.len());
         let (mut state_in, mut transitions) = (vec![0.0; hv * v * k], vec![0.0; hv * k * k]);
         if let Some(piece) = tables.continued.clone() {
@@ -194,10 +194,10 @@ impl<'a> Step<'a> {
         self.exec.launch(&launch, params).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Launches a scan with two warpgroups where they fit, as the operation does.
-    fn launch_scan<K: Kernel>(&mut self, params: &K, checker: &Checker, bytes: impl Fn(usize) -> usize) {
-        let warpgroups = if bytes(2) <= SHARED_BYTES { 2 } else { 1 };
-        self.launch(params, Grid::Resident, warpgroups, bytes(warpgroups), checker);
+    /// Two warpgroups in a block where they fit, as in the operation.
+    fn scan_warpgroups(&self) -> usize {
+        let bytes = states::shared_bytes(self.dims.k, self.setup.chunk, self.element(), states::WARPGROUPS);
+        if bytes <= SHARED_BYTES { states::WARPGROUPS } else { 1 }
     }
 
     fn element(&self) -> usize {
@@ -277,8 +277,9 @@ impl<'a> Step<'a> {
         let mut checker = Checker::new();
         checker.expect_written("states", params.states);
         checker.expect_written("v_new", params.v_new);
-        let (element, chunk) = (self.element(), self.setup.chunk);
-        self.launch_scan(&params, &checker, |wgs| states::shared_bytes(k, chunk, element, wgs));
+        let warpgroups = self.scan_warpgroups();
+        let shared = states::shared_bytes(k, self.setup.chunk, self.element(), warpgroups);
+        self.launch(&params, Grid::Resident, warpgroups, shared, &checker);
         checker.finish("scan_states").unwrap();
     }
 
@@ -303,9 +304,10 @@ impl<'a> Step<'a> {
             v_first: self.v_first(),
             m_dtype: channels.m_dtype as u32,
         };
-        let (element, chunk) = (self.element(), self.setup.chunk);
+        let warpgroups = self.scan_warpgroups();
+        let shared = scan::shared_bytes(k, self.setup.chunk, self.element(), warpgroups);
         // What each launch stores depends on the segments; that all is stored shows in the results.
-        self.launch_scan(&params, &Checker::new(), |wgs| scan::shared_bytes(k, chunk, element, wgs));
+        self.launch(&params, Grid::Resident, warpgroups, shared, &Checker::new());
     }
 
     fn merge(&mut self, pe: &mut Pe, channels: &Channels, number: usize) {
@@ -333,6 +335,7 @@ impl<'a> Step<'a> {
         }
         let shared = fixup::shared_bytes(self.dims.k, self.setup.chunk, self.element());
         self.launch(&params, Grid::Resident, fixup::WARPGROUPS, shared, &checker);
+        channels.expect_no_trap(number);
         checker.finish("fix_out").unwrap();
     }
 

@@ -11,6 +11,7 @@ use kernels_gpu::params::{
 };
 use kernels_gpu::protocol::{ChannelLayout, TrapRecord, Watch};
 
+use super::Setup;
 use super::memory::code;
 
 /// One PE's tables, of both directions, and its work.
@@ -31,7 +32,8 @@ pub struct PeTables {
 }
 
 impl PeTables {
-    pub fn new(p: &Problem, cuts: &[usize], pe: usize, sizes: &Sizes, exact: bool) -> Self {
+    pub fn new(p: &Problem, setup: &Setup<'_>, pe: usize, sizes: &Sizes, warpgroups: usize) -> Self {
+        let cuts = setup.cuts;
         let own = cuts[pe]..cuts[pe + 1];
         let mut tables = Self {
             chunks: Vec::new(),
@@ -97,18 +99,19 @@ impl PeTables {
                 tables.continued = Some(piece);
             }
         }
-        tables.add_work(sizes, exact);
+        tables.add_work(sizes, setup.exact, warpgroups as u32);
         tables
     }
 
-    fn add_work(&mut self, sizes: &Sizes, exact: bool) {
+    fn add_work(&mut self, sizes: &Sizes, exact: bool, warpgroups: u32) {
         let (s_blocks, m_blocks) = (sizes.v.div_ceil(64), sizes.k.div_ceil(64));
         for (number, s) in self.backward.iter().enumerate() {
             let segment = number as u32;
             for head in 0..sizes.hv {
-                // Two blocks to an item, one to the last where their number is odd.
-                let pairs = |first: u32, count: u32| {
-                    (first..first + count).step_by(2).map(move |block| (block, 2.min(first + count - block)))
+                // As many blocks to an item as there are warpgroups, fewer to the last.
+                let runs = |first: u32, count: u32| {
+                    let starts = (first..first + count).step_by(warpgroups as usize);
+                    starts.map(move |block| (block, warpgroups.min(first + count - block)))
                 };
                 let waits = s.receive_lane != NONE && !exact;
                 let mut back = |launch: usize, (first_block, blocks), pass| {
@@ -116,11 +119,11 @@ impl PeTables {
                     self.back_items[launch].push(BackItem { segment, head, first_block, blocks, pass });
                 };
                 if waits && s.targets > 0 {
-                    pairs(s_blocks, m_blocks).for_each(|run| back(0, run, BackPass::Transition));
-                    pairs(0, s_blocks).for_each(|run| back(0, run, BackPass::External));
+                    runs(s_blocks, m_blocks).for_each(|run| back(0, run, BackPass::Transition));
+                    runs(0, s_blocks).for_each(|run| back(0, run, BackPass::External));
                 }
-                pairs(0, s_blocks).for_each(|run| back(usize::from(waits), run, BackPass::Whole));
-                for (first_block, blocks) in pairs(0, s_blocks) {
+                runs(0, s_blocks).for_each(|run| back(usize::from(waits), run, BackPass::Whole));
+                for (first_block, blocks) in runs(0, s_blocks) {
                     self.state_items.push(ScanItem { segment, head, first_block, blocks });
                 }
                 for block in (0..s_blocks).filter(|_| waits) {
@@ -163,7 +166,7 @@ pub struct Channels {
     ways: Vec<u32>,
     traps: Vec<TrapRecord>,
     watches: Vec<Watch>,
-    stats: Vec<StepStats>,
+    stats: Vec<[u64; size_of::<StepStats>() / 8]>,
 }
 
 impl Channels {
@@ -183,7 +186,7 @@ impl Channels {
             ways: vec![Way::Stores as u32; pes],
             traps: vec![TrapRecord::zeroed(); pes],
             watches: vec![Watch::zeroed(); pes],
-            stats: vec![StepStats::default(); pes],
+            stats: vec![[0; size_of::<StepStats>() / 8]; pes],
         }
     }
 
@@ -197,7 +200,7 @@ impl Channels {
             ways: Array::of(&self.ways),
             trap: Array::of(&self.traps[pe..=pe]),
             watch: Array { addr: (&raw const self.watches[pe]) as u64, len: (size_of::<Watch>() / 8) as u64 },
-            stats: Array::of(&self.stats[pe..=pe]),
+            stats: Array::of(&self.stats[pe]),
             epoch: Array::of(epoch),
             timeout_ns: 1_000_000_000,
             pe: pe as u32,

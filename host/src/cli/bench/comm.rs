@@ -272,17 +272,16 @@ pub(in crate::cli) fn exchange_for(device: Device, duration: Duration) -> Result
     Ok(Exchanged { messages: all.iter().sum() })
 }
 
-/// The executor of one of `pes` PEs that are threads, dealt out to `gpus` GPUs.
+/// The executor of one of `pes` PEs that are threads, on `gpus` GPUs.
 #[cfg(feature = "cuda")]
 fn executor(
-    virtual_pe: &crate::world::virtual_pes::VirtualPe<'_>,
+    on: &crate::world::virtual_pes::VirtualPe<'_>,
     pes: usize,
     gpus: usize,
 ) -> Result<crate::exec::cuda::CudaExecutor, ExecError> {
     use crate::exec::cuda::{CudaExecutor, Kernels, Sharing};
     let sharing = Sharing { pes: pes.div_ceil(gpus), concurrent: false };
-    let kernels = Kernels::direct(virtual_pe.gpu)?;
-    Ok(CudaExecutor::new(virtual_pe.gpu, kernels, virtual_pe.heap.clone(), sharing)?)
+    Ok(CudaExecutor::new(on.gpu, Kernels::direct(on.gpu)?, on.heap.clone(), sharing)?)
 }
 
 /// The GPUs of this process.
@@ -341,11 +340,17 @@ fn run_as(
             use super::super::gpus::GpuOfPe;
             use crate::exec::cuda::{CudaExecutor, Kernels};
             let GpuOfPe { gpu, nvshmem } = GpuOfPe::start(pe, pool_bytes(&points, pe.size()))?;
-            let kernels = Kernels::direct(&gpu).map_err(ExecError::from)?;
-            let exec = CudaExecutor::new(&gpu, kernels, nvshmem.heap().clone(), nvshmem.sharing());
-            let mut exec = exec.map_err(ExecError::from)?;
-            let mine = measure::all(pe, &mut exec, &points, args.sampling(), progress.of(pe))?;
-            (mine, Some(nvshmem.version().to_string()))
+            let measured = || -> Result<Samples, CommBenchError> {
+                let kernels = Kernels::direct(&gpu).map_err(ExecError::from)?;
+                let exec = CudaExecutor::new(&gpu, kernels, nvshmem.heap().clone(), nvshmem.sharing());
+                measure::all(pe, &mut exec.map_err(ExecError::from)?, &points, args.sampling(), progress.of(pe))
+            };
+            let (mine, version) = (measured(), nvshmem.version().to_string());
+            match &mine {
+                Ok(_) => nvshmem.close().map_err(ExecError::from)?,
+                Err(_) => nvshmem.abandon(),
+            }
+            (mine?, Some(version))
         }
         #[cfg(not(feature = "cuda"))]
         Device::Cuda => return Err(CommBenchError::NoCuda),

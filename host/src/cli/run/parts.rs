@@ -5,7 +5,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::soak::Outcome;
 use crate::op::{Forward, Report};
 use crate::tensor::{Dtype, Tensor};
 use crate::trace::Trace;
@@ -17,18 +16,16 @@ struct Header {
     states: Option<Vec<usize>>,
     has_trace: bool,
     report: Report,
-    outcome: Outcome,
 }
 
-/// The bytes of `part`, and of how its repetitions went.
-pub(in crate::cli) fn encode(part: &Forward, outcome: &Outcome) -> Vec<u8> {
+/// The bytes of `part`.
+pub(in crate::cli) fn encode(part: &Forward) -> Vec<u8> {
     let header = Header {
         dtype: part.o.data.dtype(),
         o: part.o.shape.clone(),
         states: part.final_state.as_ref().map(|states| states.shape.clone()),
         has_trace: part.trace.is_some(),
         report: part.report.clone(),
-        outcome: outcome.clone(),
     };
     let header = serde_json::to_vec(&header).expect("numbers and strings serialise");
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -42,7 +39,7 @@ pub(in crate::cli) fn encode(part: &Forward, outcome: &Outcome) -> Vec<u8> {
 }
 
 /// What [`encode`] was given, without [`Report::kernels`]; or why it cannot be read.
-pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<(Forward, Outcome), String> {
+pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<Forward, String> {
     let mut rest = bytes;
     let mut take = |n: usize| rest.split_off(..n).ok_or_else(|| format!("it ends after {} bytes", bytes.len()));
     let length = take(8)?.try_into().map_or(0, u64::from_le_bytes) as usize;
@@ -56,7 +53,7 @@ pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<(Forward, Outcome), String>
     let o = tensor(header.dtype, &header.o)?;
     let final_state = header.states.map(|shape| tensor(Dtype::F32, &shape)).transpose()?;
     let trace = header.has_trace.then(|| Trace::from_chrome(rest).map_err(|error| error.to_string())).transpose()?;
-    Ok((Forward { o, final_state, report: header.report, trace }, header.outcome))
+    Ok(Forward { o, final_state, report: header.report, trace })
 }
 
 #[cfg(test)]
@@ -96,20 +93,19 @@ mod tests {
     #[test]
     fn a_part_survives_the_way() {
         let sent = part();
-        let (got, outcome) = decode(&encode(&sent, &Outcome::default())).unwrap();
-        assert_eq!(outcome, Outcome::default());
+        let got = decode(&encode(&sent)).unwrap();
         assert_eq!(got.o.data.bytes(), sent.o.data.bytes());
         assert_eq!((&got.o.shape, &got.final_state, &got.report), (&sent.o.shape, &sent.final_state, &sent.report));
         assert_eq!(got.trace, sent.trace);
 
         let empty = Forward { final_state: None, trace: None, ..sent };
-        let (got, _) = decode(&encode(&empty, &Outcome::default())).unwrap();
+        let got = decode(&encode(&empty)).unwrap();
         assert_eq!((got.final_state, got.trace), (None, None));
     }
 
     #[test]
     fn a_part_that_is_cut_off_is_refused() {
-        let bytes = encode(&part(), &Outcome::default());
+        let bytes = encode(&part());
         for len in [0, 7, 8, 40, bytes.len() - 2] {
             assert!(decode(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
         }

@@ -109,8 +109,8 @@ impl Report {
         config: &Config,
         world: World,
         verdict: Verdict,
-        gradients: Option<backward::Verdict>,
         repetitions: Option<SoakReport>,
+        gradients: Option<backward::Verdict>,
     ) -> Self {
         let inputs = job.file.inputs();
         let (q, v) = (inputs.q.shape(), inputs.v.shape());

@@ -24,13 +24,25 @@ pub(super) struct Soak {
 
 /// What came of it on one PE.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(in crate::cli) struct Outcome {
+pub(super) struct Outcome {
     /// Steps whose results differ from the first step's.
     different: usize,
     /// The first of them, in words.
     described: Vec<String>,
     /// How long each step took, delays before it not counted, in microseconds.
     steps_us: Vec<f64>,
+}
+
+impl Outcome {
+    /// On its way to the PE that reports.
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("numbers and strings serialise")
+    }
+
+    /// What [`encode`](Self::encode) made; or why it cannot be read.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        serde_json::from_slice(bytes).map_err(|error| error.to_string())
+    }
 }
 
 /// What came of it on all PEs.
@@ -152,6 +164,7 @@ mod tests {
         let mut results = [result(1.0, 2.0), result(1.0, 2.0), result(1.0, -2.0), result(-1.0, 2.0)].into_iter();
         let (first, outcome) = soak.run(5, &mut || Ok(results.next().unwrap())).unwrap();
         assert_eq!(first.o.data.to_f64(), [1.0]);
+        assert_eq!(Outcome::decode(&outcome.encode()), Ok(outcome.clone()));
         let (report, texts) = soak.report(&[outcome.clone(), outcome]);
         assert_eq!((report.repetitions, report.different, texts.len()), (4, 4, 4));
         assert_eq!(texts[0], "PE 5, repetition 2: ht differs from the first in byte 3 of 4");

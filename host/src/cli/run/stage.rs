@@ -8,14 +8,9 @@ use super::input::Job;
 use super::soak::{Outcome, Soak};
 use super::{RunCommandError, World, parts};
 #[cfg(feature = "cuda")]
-use crate::exec::{
-    ExecError,
-    cuda::{CudaExecutor, Gpu, Kernels},
-};
+use crate::exec::{ExecError, cuda::CudaExecutor};
 use crate::gradients::Upstream;
 use crate::inputs::Inputs;
-#[cfg(feature = "cuda")]
-use crate::op::Transport;
 use crate::op::whole::{self, PartBackward, Share, Whole, join, one_backward};
 use crate::op::{Config, ContextParallel, Device, Forward, OpError};
 use crate::plan::Plan;
@@ -51,11 +46,11 @@ impl<'pe> Operation<'pe> {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda => {
-                let GpuOfPe { gpu, mut nvshmem } = GpuOfPe::start(pe, pool_bytes)?;
-                match on_gpu(pe, config, &gpu, &mut nvshmem) {
-                    Ok(op) => Ok(Operation::Cuda { op: Box::new(op), nvshmem }),
+                let mut on = GpuOfPe::start(pe, pool_bytes)?;
+                match on.executor(config.transport).and_then(|exec| ContextParallel::on(pe, config, exec)) {
+                    Ok(op) => Ok(Operation::Cuda { op: Box::new(op), nvshmem: on.nvshmem }),
                     Err(error) => {
-                        nvshmem.abandon();
+                        on.nvshmem.abandon();
                         Err(error)
                     }
                 }
@@ -86,27 +81,6 @@ impl<'pe> Operation<'pe> {
             Operation::Cuda { op, .. } => one_backward(op, plan, inputs, upstream),
         }
     }
-}
-
-/// The operation on `gpu`, with the kernels that reach all PEs.
-#[cfg(feature = "cuda")]
-fn on_gpu<'pe>(
-    pe: &'pe Pe,
-    config: Config,
-    gpu: &Gpu,
-    nvshmem: &mut Nvshmem<'pe>,
-) -> Result<ContextParallel<'pe, CudaExecutor>, OpError> {
-    let mut kernels = || -> Result<Kernels, ExecError> {
-        if config.transport != Transport::Put && !nvshmem.needs_puts() {
-            return Ok(Kernels::direct(gpu)?);
-        }
-        let kernels = Kernels::with_nvshmem(gpu)?;
-        nvshmem.attach(kernels.module(), &gpu.stream()?)?;
-        Ok(kernels)
-    };
-    let kernels = kernels()?;
-    let exec = CudaExecutor::new(gpu, kernels, nvshmem.heap().clone(), nvshmem.sharing()).map_err(ExecError::from)?;
-    ContextParallel::on(pe, config, exec)
 }
 
 impl<'pe> Stage<'pe> {
@@ -150,13 +124,16 @@ impl<'pe> Stage<'pe> {
                 let share = Share::new(&job.plan, pe.rank(), &inputs);
                 let share = share.inputs(&inputs);
                 let (part, outcome) = soak.run(pe.rank(), &mut || op.forward(&job.plan, &share)).map_err(failed)?;
-                let Some(all) = pe.gather("results", 0, &parts::encode(&part, &outcome))? else {
+                let outcomes = pe.gather("repetitions", 0, &outcome.encode())?;
+                let (Some(all), Some(outcomes)) = (pe.gather("results", 0, &parts::encode(&part))?, outcomes) else {
                     return Ok(None);
                 };
-                let decode = |(rank, bytes): (usize, &Vec<u8>)| {
-                    parts::decode(bytes).map_err(|reason| RunCommandError::Part { rank, reason })
+                let decode = |(rank, (bytes, outcome)): (usize, (&Vec<u8>, &Vec<u8>))| {
+                    let unreadable = |reason| RunCommandError::Part { rank, reason };
+                    let outcome = Outcome::decode(outcome).map_err(unreadable)?;
+                    Ok::<_, RunCommandError>((parts::decode(bytes).map_err(unreadable)?, outcome))
                 };
-                all.iter().enumerate().map(decode).collect::<Result<_, _>>()?
+                all.iter().zip(&outcomes).enumerate().map(decode).collect::<Result<_, _>>()?
             }
         };
         let (all, outcomes) = all.into_iter().unzip();

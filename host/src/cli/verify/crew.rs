@@ -3,7 +3,6 @@
 
 use super::super::run::backward::parts as gradient_parts;
 use super::super::run::parts;
-use super::super::run::soak::Outcome;
 use super::VerifyError;
 use super::gradients::Computed;
 use super::matrix::Case;
@@ -104,8 +103,7 @@ impl<'pe> Crew<'pe> {
             let parts = computed.into_iter().map(|(rank, part)| gradient_parts::decode(part).map_err(unreadable(rank)));
             join_backward(&plan, &inputs, parts.collect::<Result<_, _>>()?).into()
         } else {
-            let part = |bytes| parts::decode(bytes).map(|(forward, _)| forward);
-            let parts = computed.into_iter().map(|(rank, bytes)| part(bytes).map_err(unreadable(rank)));
+            let parts = computed.into_iter().map(|(rank, part)| parts::decode(part).map_err(unreadable(rank)));
             join(&plan, &inputs, parts.collect::<Result<_, _>>()?).into()
         };
         Ok(Some(Ok(joined)))
@@ -137,7 +135,7 @@ fn one_part<X: Executor>(
 ) -> Result<Vec<u8>, OpError> {
     Ok(match upstream {
         Some(upstream) => gradient_parts::encode(&one_backward(&mut op, plan, inputs, &upstream)?),
-        None => parts::encode(&op.forward(plan, inputs)?, &Outcome::default()),
+        None => parts::encode(&op.forward(plan, inputs)?),
     })
 }
 

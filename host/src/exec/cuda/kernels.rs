@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::{CudaError, Function, Gpu, Module};
 
 /// The device module of this build: all kernels, for Hopper.
-static MODULE: &[u8] = include_bytes!(env!("DELTALINK_DEVICE_MODULE"));
+pub static DEVICE_MODULE: &[u8] = include_bytes!(env!("DELTALINK_DEVICE_MODULE"));
 /// The portable kernels with NVSHMEM's device library: they reach PEs by puts as well.
 static NVSHMEM_MODULE: &[u8] = include_bytes!(env!("DELTALINK_NVSHMEM_MODULE"));
 
@@ -30,7 +30,7 @@ impl Kernels {
         if let Some(kernels) = loaded.get(&ordinal) {
             return Ok(kernels.clone());
         }
-        let kernels = Self::load(gpu, "deltalink", MODULE, true)?;
+        let kernels = Self::load(gpu, "deltalink", DEVICE_MODULE, true)?;
         loaded.insert(ordinal, kernels.clone());
         Ok(kernels)
     }

@@ -23,7 +23,7 @@ pub use error::{CudaError, Failure};
 pub use executor::{CudaExecutor, Sharing};
 pub(crate) use gpu::mps_is_running;
 pub use gpu::{Deferral, Gpu, MemoryUse, Properties, choose_device};
-pub use kernels::Kernels;
+pub use kernels::{DEVICE_MODULE, Kernels};
 pub use launch::{Residency, Shape};
 pub use memory::{DeviceBuffer, HostBuffer};
 pub use module::{Attributes, Function, Module};

@@ -3,6 +3,11 @@
 //! Names, signatures and rules are those of the CPU back end ([`super::host`] on other targets), which
 //! checks what cannot be checked here. Rows of a shared tile are padded by 16 bytes, so that the eight rows
 //! that `ldmatrix` reads at once lie in different banks.
+//!
+//! compute-sanitizer's racecheck (seen with 2025.3.1) reports a write before a barrier of the block and a read after it as
+//! a hazard where the writing warpgroup has passed one barrier of its own more than the reading one: it seems to count
+//! barriers of all kinds alike. With the feature `racecheck` all warpgroups pass equally many before each barrier of the
+//! block, so that what that tool reports is a race.
 
 mod acc;
 mod backward;
@@ -32,6 +37,11 @@ const ELECT_BYTES: u32 = 64;
 const TICKET_AT: u32 = ELECT_BYTES * super::MAX_WARPGROUPS as u32;
 const VOTE_AT: u32 = TICKET_AT + 8;
 
+/// Barriers of one warpgroup between two of the block, with the feature `racecheck`. No kernel has more: the most are the
+/// two for each row of a triangular inverse.
+#[cfg(feature = "racecheck")]
+const LEVEL: u32 = 160;
+
 /// One thread's view of its warpgroup.
 pub struct Warpgroup<'a> {
     index: u32,
@@ -41,6 +51,9 @@ pub struct Warpgroup<'a> {
     /// Shared address of the block's dynamic memory, and of the next tile.
     base: u32,
     cursor: u32,
+    /// Barriers of this warpgroup's own since the last one of the block.
+    #[cfg(feature = "racecheck")]
+    own_barriers: u32,
     launch: core::marker::PhantomData<&'a ()>,
 }
 
@@ -51,15 +64,18 @@ impl Warpgroup<'_> {
     /// Once per thread, at the start of a kernel whose block size is a multiple of 128.
     pub unsafe fn enter() -> Self {
         let thread = thread::thread_idx_x();
-        // SAFETY: reads special registers.
         let base = cuda_std::shared::dynamic();
+        // From one lane, so that the assembler sees that a warp has one index and branches on it do not diverge.
+        // SAFETY: the kernel begins here, so that all lanes of the warp are here.
+        let index = unsafe { cuda_std::warp::shuffle_idx(thread / THREADS, 0) };
         Self {
-            // From lane 0, so that the assembler knows it to be uniform in the warp.
-            index: unsafe { cuda_std::warp::shuffle_idx(thread / THREADS, 0) },
+            index,
             count: thread::block_dim_x() / THREADS,
             thread: thread % THREADS,
             base,
             cursor: base + RESERVED_BYTES as u32,
+            #[cfg(feature = "racecheck")]
+            own_barriers: 0,
             launch: core::marker::PhantomData,
         }
     }
@@ -127,14 +143,40 @@ impl Warpgroup<'_> {
     /// Barrier of this warpgroup.
     #[inline(always)]
     pub fn sync(&mut self) {
-        // SAFETY: control flow around tile operations is uniform in the warpgroup; barrier 0 is the block's.
-        unsafe { ptx::bar_sync(1 + self.index, THREADS) }
+        #[cfg(feature = "racecheck")]
+        {
+            self.own_barriers += 1;
+        }
+        const { assert!(super::MAX_WARPGROUPS == 4) };
+        // The id stands in the instruction: with one in a register the assembler would reserve all 16 barriers.
+        // SAFETY: control flow around tile operations is uniform in the warpgroup, and so is its index; barrier 0 is the
+        // block's.
+        unsafe {
+            match self.index {
+                0 => ptx::bar_sync_id::<1, THREADS>(),
+                1 => ptx::bar_sync_id::<2, THREADS>(),
+                2 => ptx::bar_sync_id::<3, THREADS>(),
+                _ => ptx::bar_sync_id::<4, THREADS>(),
+            }
+        }
     }
 
     /// Barrier of the block.
     #[inline(always)]
     pub fn sync_block(&mut self) {
+        #[cfg(feature = "racecheck")]
+        self.level_barriers();
         thread::sync_threads();
+    }
+
+    /// Passes as many more barriers of this warpgroup as it takes to have passed [`LEVEL`] since the last one of the block.
+    #[cfg(feature = "racecheck")]
+    fn level_barriers(&mut self) {
+        assert!(self.own_barriers <= LEVEL);
+        while self.own_barriers < LEVEL {
+            self.sync();
+        }
+        self.own_barriers = 0;
     }
 
     /// Barrier of the block that tells whether `vote` was true on all warpgroups.

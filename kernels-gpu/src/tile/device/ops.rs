@@ -136,9 +136,12 @@ impl Warpgroup<'_> {
                     c += 32;
                 }
             }
-            for distance in [16, 8, 4, 2, 1] {
+            // Not over an array of distances, which would lie in local memory.
+            let mut distance = 16;
+            while distance > 0 {
                 // SAFETY: rows are uniform in a warp, so that all its lanes are here.
                 sum += unsafe { cuda_std::warp::shuffle_xor(sum, distance) };
+                distance /= 2;
             }
             let inverse = if (r as usize) < source.rows { rsqrt(sum + epsilon) } else { 0.0 };
             if lane == 0 {

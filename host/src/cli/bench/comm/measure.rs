@@ -134,19 +134,12 @@ impl Memory {
         let Point { bytes, blocks } = point;
         let Sampling { warmup, samples } = sampling;
         let mut image = Image::default();
-        // The kernel stores to where it reaches its partner.
-        let reached = |addresses: &[Option<u64>]| -> Result<Vec<u64>, ExecError> {
-            let all = addresses.iter().enumerate();
-            all.map(|(rank, address)| address.ok_or(ExecError::NotReached { rank })).collect()
-        };
-        let payload = image.push(&reached(&self.payload.addresses)?);
-        let words = image.push(&reached(&self.words.addresses)?);
+        let (payload, words) = (image.push(&reached(&self.payload)?), image.push(&reached(&self.words)?));
         let ways = image.push(&vec![Way::Stores as u32; pe.size()]);
         let trap = image.push_zeroed::<TrapRecord>(1);
         let wrong = image.push_zeroed::<u64>(1);
         let ticks = image.push_zeroed::<u64>(blocks * (samples as usize + 1));
         let base = exec.put_image(&image)?;
-        let watch = Array { addr: exec.watch()?, len: (size_of::<Watch>() / size_of::<u64>()) as u64 };
         let none = Array { addr: 0, len: 0 };
         let (rank, partner) = (pe.rank(), pe.rank() ^ 1);
         let params = CommBenchParams {
@@ -157,7 +150,7 @@ impl Memory {
                 words: words.at(base),
                 ways: ways.at(base),
                 trap: trap.at(base),
-                watch,
+                watch: Array { addr: exec.watch()?, len: (size_of::<Watch>() / size_of::<u64>()) as u64 },
                 stats: none,
                 epoch: none,
                 timeout_ns: pe.timeout().as_nanos() as u64,
@@ -189,7 +182,7 @@ impl Memory {
         exec.launch(&launch, &params)?;
         exec.get_image(&mut image, &peer_failed)?;
         exec.take_times()?;
-        if let TrapRecord { state: TrapRecord::SET, expired } = exec.trap() {
+        if let [TrapRecord { state: TrapRecord::SET, expired }] = image.get::<TrapRecord>(trap)[..] {
             return Err(match pe.failed_peer() {
                 Some((rank, message)) => crate::world::WorldError::PeFailed { rank, message }.into(),
                 None => CommBenchError::Expired { bytes, blocks, expired },
@@ -201,6 +194,12 @@ impl Memory {
             [] => unreachable!("one word was pushed"),
         }
     }
+}
+
+/// Where each PE's copy is stored to.
+fn reached(object: &SymmetricBytes) -> Result<Vec<u64>, ExecError> {
+    let address = |(rank, address): (usize, &Option<u64>)| address.ok_or(ExecError::NotReached { rank });
+    object.addresses.iter().enumerate().map(address).collect()
 }
 
 /// Nanoseconds of an exchange in each sample: those of the block that took longest.

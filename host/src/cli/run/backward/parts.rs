@@ -6,7 +6,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::parts;
-use super::super::soak::Outcome;
 use crate::gradients::Gradients;
 use crate::op::whole::PartBackward;
 use crate::op::{Backward, Report};
@@ -32,7 +31,7 @@ fn list(gradients: &Gradients) -> [Option<&Tensor>; 8] {
 /// The bytes of `part`.
 pub(in crate::cli) fn encode(part: &PartBackward) -> Vec<u8> {
     let PartBackward { forward, saved_bytes, backward } = part;
-    let forward = parts::encode(forward, &Outcome::default());
+    let forward = parts::encode(forward);
     let tensors = list(&backward.gradients);
     let header = Header {
         saved_bytes: *saved_bytes,
@@ -61,7 +60,7 @@ pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<PartBackward, String> {
         let length = take(8)?.try_into().map_or(0, u64::from_le_bytes) as usize;
         take(length)
     };
-    let (forward, _) = parts::decode(piece()?)?;
+    let forward = parts::decode(piece()?)?;
     let header: Header = serde_json::from_slice(piece()?).map_err(|error| error.to_string())?;
     let mut tensors = Vec::new();
     for described in &header.tensors {
