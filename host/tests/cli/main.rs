@@ -1,6 +1,7 @@
 //! The `deltalink` binary as a user meets it.
 
 mod bad_input;
+mod bench_op;
 mod files;
 #[cfg(feature = "cuda")]
 mod gpu;

@@ -91,23 +91,24 @@ fn a_span_holds_its_kernels() {
 
 #[test]
 fn the_longest_pe_of_each_repeat_counts() {
-    let pe = |us: [f64; 3], kernel: &str| Samples {
+    let pe = |us: [f64; 3], kernels: &[&str]| Samples {
         mode: Mode::Overlap,
         hopper: false,
         forward: PassSamples {
             device_us: us.to_vec(),
             exposed_wait_us: vec![0.0; 3],
-            kernels: vec![("prep".into(), us.to_vec()), (kernel.into(), vec![1.0; 3])],
+            kernels: kernels.iter().map(|&name| (name.to_owned(), us.to_vec())).collect(),
             ..PassSamples::default()
         },
         backward: None,
     };
     let setup = Setup::new(&args(&["--tokens", "40", "--gates", "fast"]), Device::Cpu);
-    let points = report::measured(&[vec![pe([1.0, 9.0, 2.0], "prep_2")], vec![pe([3.0, 4.0, 5.0], "prep")]], &setup);
+    let (first, second) = (pe([1.0, 9.0, 2.0], &["prep"]), pe([3.0, 4.0, 5.0], &["prep", "fix_out"]));
+    let points = report::measured(&[vec![first], vec![second]], &setup);
     let [point] = &points[..] else { panic!("one point: {points:?}") };
     assert_eq!((point.time_us.samples, point.time_us.median), (3, 5.0), "of 3, 9 and 5");
     let kernels: Vec<_> = point.kernels.iter().map(|kernel| (&*kernel.kernel, kernel.time_us.median)).collect();
-    assert_eq!(kernels, [("prep", 5.0), ("prep_2", 1.0)]);
+    assert_eq!(kernels, [("prep", 5.0), ("fix_out", 4.0)], "a PE without a kernel does not count");
 }
 
 #[test]
