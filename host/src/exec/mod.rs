@@ -218,6 +218,15 @@ pub struct Launch<'a> {
     pub peer_failed: &'a (dyn Fn() -> bool + Sync),
 }
 
+/// How long launches took.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// Each launch, in order.
+    pub launches: Vec<Duration>,
+    /// From the begin of the first to the end of the last, with whatever was between them.
+    pub span: Duration,
+}
+
 /// A PE's device. Everything it is asked happens in order, as on one stream.
 pub trait Executor {
     /// Memory that outlives the step that filled it: what a forward step leaves to its backward step. Its holder owns it.
@@ -288,11 +297,11 @@ pub trait Executor {
     /// [`ExecError`] if it cannot be launched, or on the CPU if it broke a rule.
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError>;
 
-    /// How long each launch since the last call took, in order. Waits for them.
+    /// How long the launches since the last call took. Waits for them.
     ///
     /// # Errors
     /// [`ExecError`] if a launch failed.
-    fn take_times(&mut self) -> Result<Vec<Duration>, ExecError>;
+    fn take_times(&mut self) -> Result<Times, ExecError>;
 
     /// Copies bytes between addresses that this PE's kernels reach, such as a peer's slots, after all launches so far.
     ///

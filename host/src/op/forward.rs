@@ -117,8 +117,8 @@ impl Step<'_> {
         let mut common = Common::new(self.inputs, checked.then_some(&checker), &peer_failed);
 
         let on_host = self.waits_on_host(exec);
-        if on_host {
-            // Allocating may wait for what runs on the device.
+        if on_host || self.aligned {
+            // Allocating may wait for what runs on the device of another PE.
             self.pe.barrier("memory for the step")?;
         }
         common.launch(exec, self.prep_blocks(body, tables.chunks.len()), &prep_params)?;

@@ -25,6 +25,7 @@ mod measure;
 mod report;
 
 use measure::{Point, Samples, Sampling};
+pub(super) use report::significant;
 pub use report::{Measured, Settings};
 
 /// Measure messages between PEs, from inside kernels: put, signal and wait, both directions at once.

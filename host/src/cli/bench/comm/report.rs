@@ -99,7 +99,7 @@ pub(super) fn text(envelope: &Envelope<Settings, Measured>) -> String {
 }
 
 /// Three significant digits, without an exponent.
-fn significant(x: f64) -> String {
+pub(in super::super) fn significant(x: f64) -> String {
     let decimals = match x.abs() {
         0.0 => 0,
         x => (2 - x.log10().floor() as i32).clamp(0, 6) as usize,
