@@ -458,7 +458,7 @@ impl Tokens {
     }
 }
 
-/// Brings v of a chunk as soon as the outputs that lay in its place are taken away, and announces that of an earlier chunk,
+/// Brings v of a chunk as soon as the outputs that lay in its place are taken away, and announces that of the chunk before,
 /// which has had time to arrive.
 ///
 /// # Safety
@@ -474,8 +474,6 @@ unsafe fn carry<const N: usize>(
     t: u32,
 ) {
     let stages = scan_stages(N);
-    // Chunks between starting a copy and announcing it: with three stages two are under way.
-    let ahead = stages - 1;
     let lane = ptx::laneid();
     let row = p.tables.sizes.hv as usize * CHANNELS;
     let is_state = p.channel.layout.is_state(item.first_block);
@@ -486,15 +484,11 @@ unsafe fn carry<const N: usize>(
     let tokens = Tokens::of(wg, p, segment);
     let mut index = 0;
     while index < segment.chunks + stages {
-        if index >= ahead && index - ahead < segment.chunks {
-            let at = pipeline.place(first_number + index - ahead);
+        if index > 0 && index <= segment.chunks {
+            let at = pipeline.place(first_number + index - 1);
             // SAFETY: this thread's copies, then the warp's, are ordered before the arrival.
             unsafe {
-                if ahead == 2 && index <= segment.chunks {
-                    ptx::cp_async_wait_group::<1>();
-                } else {
-                    ptx::cp_async_wait_group::<0>();
-                }
+                ptx::cp_async_wait_all();
                 ptx::fence_proxy_async_shared();
                 warp::sync();
                 release(lane, at.barriers + FULL_FIRST);
@@ -549,8 +543,6 @@ unsafe fn carry<const N: usize>(
                 }
                 w += 1;
             }
-            // SAFETY: of this thread's copies.
-            unsafe { ptx::cp_async_commit_group() };
         }
         index += 1;
     }
