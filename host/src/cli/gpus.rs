@@ -152,9 +152,7 @@ fn kernels(gpu: &Gpu, transport: Transport, nvshmem: &mut Nvshmem<'_>) -> Result
     if transport != Transport::Put && !nvshmem.needs_puts() {
         return Ok(Kernels::direct(gpu)?);
     }
-    let kernels = Kernels::with_nvshmem(gpu)?;
-    nvshmem.attach(kernels.module(), &gpu.stream()?)?;
-    Ok(kernels)
+    Ok(nvshmem.kernels()?)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use kernels_gpu::tile::host::{Checker, Fault};
 pub use image::{Image, Part};
 pub use kernels::Kernel;
 #[cfg(feature = "cuda")]
-use kernels::{hopper_entries, portable_entries};
+use kernels::{hopper_entries, local_entries, sending_entries};
 
 use crate::heap::HeapError;
 use crate::inputs::Op;
