@@ -20,7 +20,7 @@ use kernels_gpu::tile::host::{Checker, Fault};
 pub use image::{Image, Part};
 pub use kernels::Kernel;
 #[cfg(feature = "cuda")]
-use kernels::{hopper_entries, portable_entries};
+use kernels::{hopper_entries, local_entries, sending_entries};
 
 use crate::heap::HeapError;
 use crate::inputs::Op;
@@ -47,10 +47,10 @@ pub enum ExecError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Nvshmem(#[from] crate::world::nvshmem::NvshmemError),
-    /// A PE whose memory must be reached and is not.
+    /// A PE whose memory this PE cannot reach, in bulk mode.
     #[error(
-        "PE {rank}'s memory is not reached from here, which mode bulk and measurements of messages need; use mode overlap or \
-         exact, or put the PEs on GPUs of one NVLink domain"
+        "PE {rank}'s memory cannot be copied from, which bulk mode does; use mode overlap or exact, which send, or put the \
+         PEs on GPUs of one NVLink domain"
     )]
     NotReached {
         /// The PE.
