@@ -322,7 +322,7 @@ fn expect_f32(name: &'static str, x: &TensorView<'_>, want: &[usize]) -> Result<
 }
 
 /// The first element, in row-major order, for which `bad` holds.
-fn first(x: &TensorView<'_>, bad: impl Fn(f64) -> bool) -> Option<usize> {
+pub(crate) fn first(x: &TensorView<'_>, bad: impl Fn(f64) -> bool) -> Option<usize> {
     fn find<T: Copy>(x: &[T], bad: impl Fn(T) -> bool) -> Option<usize> {
         // A piece is tested without an early end, so that the test vectorises: inputs are large, and good.
         const PIECE: usize = 256;

@@ -6,6 +6,7 @@
 use cuda_std::kernel;
 use half::{bf16, f16};
 
+use crate::convolution::{ConvolveBackParams, ConvolveParams, SumParams, convolve, convolve_back, sum_shares};
 use crate::fixup::fix_out;
 use crate::gate::{Gdn, Kda};
 use crate::hopper;
@@ -44,6 +45,13 @@ entries! {
     fix_out_f32 = fix_out::<f32>, FixParams;
     fix_out_bf16 = fix_out::<bf16>, FixParams;
     fix_out_f16 = fix_out::<f16>, FixParams;
+    convolve_f32 = convolve::<f32>, ConvolveParams;
+    convolve_bf16 = convolve::<bf16>, ConvolveParams;
+    convolve_f16 = convolve::<f16>, ConvolveParams;
+    convolve_back_f32 = convolve_back::<f32>, ConvolveBackParams;
+    convolve_back_bf16 = convolve_back::<bf16>, ConvolveBackParams;
+    convolve_back_f16 = convolve_back::<f16>, ConvolveBackParams;
+    sum_shares_f32 = sum_shares, SumParams;
 }
 
 /// [`hopper::prep::prep`].

@@ -6,11 +6,12 @@
 //! coroutine that performs the whole operation, and a barrier is a barrier.
 //!
 //! Kernels, in the order of a forward step: [`prep`], [`scan`], [`fixup`]. What differs between KDA and
-//! GDN is the type parameter [`gate::Gate`]. How summaries travel between PEs is [`protocol`] (rules) and
+//! GDN is the type parameter [`gate::Gate`]. [`convolution`] is what a layer does to q, k and v before. How summaries travel between PEs is [`protocol`] (rules) and
 //! [`comm`] (the rules applied inside a kernel).
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, asm_experimental_arch))]
 
 pub mod comm;
+pub mod convolution;
 pub mod element;
 #[cfg(target_arch = "nvptx64")]
 pub mod entry;

@@ -3,6 +3,7 @@
 //! A step is written once against [`Executor`]. It sees addresses only: the executor says where a tensor of
 //! the caller is reached by kernels, gives scratch memory, and holds the step's tables and words in one block.
 
+mod convolution;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -22,6 +23,7 @@ use kernels_gpu::scan::scan_push;
 use kernels_gpu::tile::Warpgroup;
 use kernels_gpu::tile::host::{Checker, Fault};
 
+pub use convolution::ConvolutionSlot;
 pub use image::{Image, Part};
 
 use crate::heap::HeapError;
@@ -88,6 +90,8 @@ pub enum Slot {
     InitialState,
     Output,
     FinalState,
+    /// Of a short convolution: which one of the call, and which of its tensors.
+    Convolution(u8, ConvolutionSlot),
 }
 
 /// Scratch memory of a step, kept from call to call.
@@ -105,6 +109,10 @@ pub enum Scratch {
     Own,
     /// Merged states before receiving segments.
     StateIn,
+    /// Short convolution, backward: gradients that came from the PEs after this one.
+    ConvolutionAfter,
+    /// Short convolution, backward: shares of the gradients of weights and bias, of one convolution of the call.
+    ConvolutionShares(u8),
 }
 
 /// How many blocks a launch has.
@@ -233,6 +241,7 @@ fn device_entries() -> Vec<String> {
     }
     names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::hopper_entry(op, hopper::PREP_WARPGROUPS)));
     names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));
+    names.extend(convolution::device_entries());
     names
 }
 

@@ -6,6 +6,7 @@
 mod agreement;
 mod channel;
 mod config;
+pub mod convolution;
 mod error;
 mod report;
 mod step;
@@ -19,6 +20,7 @@ use kernels_gpu::params::StepStats;
 use kernels_gpu::protocol::ChannelLayout;
 
 pub use config::{Config, Device, MWire, Mode};
+pub use convolution::ShortConvolution;
 pub use error::OpError;
 pub use report::{KernelTime, Report};
 

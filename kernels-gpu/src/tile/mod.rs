@@ -9,6 +9,10 @@
 //! * Every warpgroup of a block allocates the same shared tiles in the same order, before its work loop.
 //! * A shared tile's element type says how values are rounded when they are stored; products accumulate in f32.
 
+mod convolution;
+
+pub use convolution::{CONVOLUTION_CHANNELS, ConvolutionBack, ConvolutionRun, MAX_TAPS};
+
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod host;
 #[cfg(not(target_arch = "nvptx64"))]

@@ -5,6 +5,7 @@
 //! that `ldmatrix` reads at once lie in different banks.
 
 mod acc;
+mod convolution;
 mod fragment;
 mod global;
 mod ops;

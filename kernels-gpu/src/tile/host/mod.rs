@@ -10,6 +10,7 @@
 
 mod acc;
 pub mod check;
+mod convolution;
 mod global;
 mod launch;
 mod ops;

@@ -1,0 +1,95 @@
+//! Messages that several blocks write and read in parts, each block some columns: one slot, one signal, one acknowledgement.
+//!
+//! Every block that writes waits for the slot by itself, which is free by then or soon for all of them, writes its part and
+//! counts it; the one that counts the last part signals. On the other side every block waits for the signal, and the last
+//! reader acknowledges, as readers of a summary do.
+
+use core::sync::atomic::Ordering;
+
+use super::{BYTES_SENT, Link, MESSAGES, Port};
+use crate::params::Array;
+use crate::protocol::{self, Message, Writable};
+use crate::tile::{Warpgroup, increment_acq_rel};
+
+/// Leave to write a part of a message.
+#[must_use = "a part that was written must be finished"]
+pub struct SlotPart {
+    writable: Writable,
+    address: u64,
+}
+
+impl SlotPart {
+    /// Where the whole message goes, as this PE reaches it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Port<'_> {
+    /// Waits until the slot of row `row` at `dest` may be written; nothing if it did not become free in time.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn begin_part(&self, wg: &mut Warpgroup<'_>, dest: u32, row: u32) -> Option<SlotPart> {
+        let message = Message { source: self.channel.pe, dest, row, block: 0, epoch: self.epoch(wg) };
+        let writable = self.free_slot(wg, message)?;
+        Some(SlotPart { writable, address: self.slot_address(wg, dest, &message) })
+    }
+
+    /// Counts a part as written in word `index` of `written`, which is zero before the launch; the one that completes the
+    /// `parts` of the message signals, and counts its `bytes`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn finish_part(
+        &self,
+        wg: &mut Warpgroup<'_>,
+        part: SlotPart,
+        (written, index): (Array, usize),
+        parts: u64,
+        bytes: u64,
+    ) {
+        // Every thread has stored its share of the part before one of them counts it.
+        wg.sync();
+        wg.elect(|wg| {
+            // Release: this part's stores come before the count. Acquire: the last one sees all counts, so that the stores
+            // of all parts come before its signal.
+            if increment_acq_rel(wg.word(written, index)) == parts {
+                protocol::publish(&Link { wg, port: *self }, &self.channel.layout, part.writable);
+                wg.word(self.channel.stats, BYTES_SENT).fetch_add(bytes, Ordering::Relaxed);
+                wg.word(self.channel.stats, MESSAGES).fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Where the message of row `row` from `source`, which is known to have arrived, lies.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn received_address(&self, wg: &Warpgroup<'_>, source: u32, row: u32) -> u64 {
+        let dest = self.channel.pe;
+        self.slot_address(wg, dest, &Message { source, dest, row, block: 0, epoch: self.epoch(wg) })
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn slot_address(&self, wg: &Warpgroup<'_>, pe: u32, message: &Message) -> u64 {
+        let base: u64 = wg.read(self.channel.payload, pe as usize);
+        base + message.slot(&self.channel.layout).offset as u64
+    }
+
+    /// Notes that one of the `readers` of `row`, the same number in every epoch, has read its part of all messages; the
+    /// sources are the `count` that `source` gives.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn finish_reading_part(
+        &self,
+        wg: &mut Warpgroup<'_>,
+        row: u32,
+        readers: u64,
+        count: u32,
+        source: impl Fn(&Warpgroup<'_>, u32) -> u32,
+    ) {
+        let epoch = self.epoch(wg);
+        // Every thread has read its share before one of them counts the reader.
+        wg.sync();
+        wg.elect(|wg| {
+            let sources = (0..count).map(|i| source(wg, i));
+            let link = Link { wg, port: *self };
+            protocol::finish_reading(&link, &self.channel.layout, row, epoch, readers, sources);
+        });
+    }
+}
