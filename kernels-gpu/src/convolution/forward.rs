@@ -1,8 +1,8 @@
 //! `convolve`: outputs and final states.
 
 use super::{
-    ConvolutionItem, ConvolutionMessage, ConvolutionSegment, ConvolutionTensors, ConvolveParams, ItemKind, SHARED_BYTES,
-    STEP_CONVOLVE, before_segment, lane, message_rows, receive, rows, run, state,
+    ConvolutionItem, ConvolutionMessage, ConvolutionSegment, ConvolutionTensors, ConvolveParams, ItemKind,
+    SHARED_BYTES, STEP_CONVOLVE, before_segment, lane, message_rows, receive, rows, run, state,
 };
 use crate::comm::Port;
 use crate::params::{Matrix, NONE};

@@ -121,7 +121,13 @@ fn message_rows<E: Element>(
     let layout = &p.channel.layout;
     let stride = layout.k as usize * size_of::<f32>() / E::CODE.size();
     let first = first_row as usize * stride + (t.first_column + item.first) as usize;
-    Tensor::new(address, stride * layout.v as usize, E::CODE).matrix(first, rows as usize, item.count as usize, stride, 1)
+    Tensor::new(address, stride * layout.v as usize, E::CODE).matrix(
+        first,
+        rows as usize,
+        item.count as usize,
+        stride,
+        1,
+    )
 }
 
 /// The W-1 rows before a segment: inputs of other PEs, the initial state, or nothing.

@@ -149,7 +149,8 @@ mod tests {
         let source = |pe, first_row, rows| Source { pe, first_row, rows };
         assert_eq!(last.sources, [vec![source(3, 2, 1), source(1, 1, 1), source(0, 0, 1)]]);
         let first = Halos::new(&plan, 0, 3, Direction::Forward);
-        let message = |dest, position, first_row, rows| Message { dest, lane: 0, segment: 0, position, first_row, rows };
+        let message =
+            |dest, position, first_row, rows| Message { dest, lane: 0, segment: 0, position, first_row, rows };
         // Rank 1 needs a row of the initial state, too.
         assert_eq!(first.sends, [message(1, -1, 0, 3), message(3, 0, 0, 2), message(4, 1, 0, 1)]);
         let back = Halos::new(&plan, 4, 3, Direction::Backward);

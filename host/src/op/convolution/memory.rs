@@ -80,8 +80,7 @@ pub(super) fn place_outputs<X: Executor>(
 ) -> Result<(), ExecError> {
     for (i, (tensors, output)) in tensors.iter_mut().zip(outputs).enumerate() {
         tensors.y = exec.output(slot(i, ConvolutionSlot::Y), &mut output.y)?;
-        tensors.finals =
-            optional_output(exec, slot(i, ConvolutionSlot::FinalState), output.final_state.as_mut())?;
+        tensors.finals = optional_output(exec, slot(i, ConvolutionSlot::FinalState), output.final_state.as_mut())?;
     }
     Ok(())
 }

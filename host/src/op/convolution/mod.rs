@@ -320,9 +320,8 @@ fn layout(
     let columns = sizes.columns();
     // What exceeds 32 bits exceeds the address space, too.
     let words = u32::try_from((columns * element).div_ceil(size_of::<f32>())).unwrap_or(u32::MAX);
-    ChannelLayout::new(pes as u32, lanes.max(1) as u32, words, sizes.reach() as u32, 0).map_err(|reason| {
-        ShortConvolutionError::Slots { columns, width: sizes.width, pes, reason: reason.to_string() }
-    })
+    ChannelLayout::new(pes as u32, lanes.max(1) as u32, words, sizes.reach() as u32, 0)
+        .map_err(|reason| ShortConvolutionError::Slots { columns, width: sizes.width, pes, reason: reason.to_string() })
 }
 
 impl SavedConvolution {

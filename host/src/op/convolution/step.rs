@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytemuck::Zeroable;
 use kernels_gpu::convolution::{
-    ConvolutionItem, ConvolutionTables, ConvolutionTensors, ConvolveBackParams, ConvolveParams, SHARED_BYTES, SumParams,
-    WARPGROUPS,
+    ConvolutionItem, ConvolutionTables, ConvolutionTensors, ConvolveBackParams, ConvolveParams, SHARED_BYTES,
+    SumParams, WARPGROUPS,
 };
 use kernels_gpu::params::{self, Array, StepMode, StepStats, Tensor as Param, TraceBuffer};
 use kernels_gpu::protocol::{ChannelLayout, TrapRecord};
@@ -58,12 +58,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn push(
-        image: &mut Image,
-        tensors: &[ConvolutionTensors],
-        tables: &HostTables,
-        channel: Option<&Channel>,
-    ) -> Self {
+    fn push(image: &mut Image, tensors: &[ConvolutionTensors], tables: &HostTables, channel: Option<&Channel>) -> Self {
         Self {
             tensors: image.push(tensors),
             segments: image.push(&tables.segments),
@@ -156,10 +151,8 @@ impl Step<'_> {
         let after = exec.scratch(Scratch::ConvolutionAfter, after, Dtype::F32)?;
         let mut checker = Checker::new();
         memory::expect_written(&mut checker, &tensors);
-        let report = self.run(exec, channel, (&tables, &tensors), before, &checker, |tables| ConvolveBackParams {
-            tables,
-            after,
-        })?;
+        let report = self
+            .run(exec, channel, (&tables, &tensors), before, &checker, |tables| ConvolveBackParams { tables, after })?;
         memory::fetch_gradients(exec, &mut gradients)?;
         Ok((gradients, report))
     }
@@ -197,7 +190,11 @@ impl Step<'_> {
             let items = device_tables.items;
             let rest = items.addr + (tables.independent * size_of::<ConvolutionItem>()) as u64;
             let independent = Array { len: tables.independent as u64, ..items };
-            launcher.launch(exec, Grid::Resident, &params(ConvolutionTables { items: independent, ..device_tables }))?;
+            launcher.launch(
+                exec,
+                Grid::Resident,
+                &params(ConvolutionTables { items: independent, ..device_tables }),
+            )?;
             exec.get_image(&mut image)?;
             self.pe.barrier("halos of the step")?;
             let items = Array { addr: rest, len: items.len - independent.len };

@@ -148,13 +148,7 @@ impl HostTables {
 fn local_runs(segment: usize, from: usize, to: usize) -> impl Iterator<Item = Run> {
     let first = (from == to).then_some(from);
     let starts = first.into_iter().chain((from..to).step_by(RUN));
-    starts.map(move |offset| Run {
-        kind: ItemKind::Local,
-        segment,
-        offset,
-        len: RUN.min(to - offset),
-        state: false,
-    })
+    starts.map(move |offset| Run { kind: ItemKind::Local, segment, offset, len: RUN.min(to - offset), state: false })
 }
 
 /// Forward, the first W-1 tokens after a cut wait. The final state is written with them, or with the segment's last run.
@@ -183,7 +177,13 @@ fn backward_runs(own: &RankPlan, reach: usize) -> Vec<Run> {
         let waits = segment.send.is_some();
         let edge = match segment.len.saturating_sub(reach) {
             // A run starts at the segment's first token or sees its own W-1 tokens before.
-            edge if waits => if edge < reach { 0 } else { edge },
+            edge if waits => {
+                if edge < reach {
+                    0
+                } else {
+                    edge
+                }
+            }
             _ => segment.len,
         };
         if edge > 0 || !waits {
@@ -213,7 +213,9 @@ mod tests {
     fn runs_cover_every_token_of_every_channel_once() {
         let cuts = Cuts::at(vec![1, 3, 3, 10, 200, 203]);
         let plan = Plan::packed(&[0, 0, 2, 5, 11, 500], &cuts).unwrap();
-        for (rank, direction) in (0..plan.pes()).flat_map(|rank| [(rank, Direction::Forward), (rank, Direction::Backward)]) {
+        for (rank, direction) in
+            (0..plan.pes()).flat_map(|rank| [(rank, Direction::Forward), (rank, Direction::Backward)])
+        {
             let tables = HostTables::new(&plan, rank, &sizes(), direction, &[true, false]);
             let tokens = plan.ranks[rank].tokens;
             let mut covered = [vec![0; tokens * 200], vec![0; tokens * 100]];

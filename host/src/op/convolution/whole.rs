@@ -192,7 +192,11 @@ impl Call<'_> {
         })
     }
 
-    fn on_pe<X: Executor>(&self, rank: usize, mut op: ShortConvolution<'_, X>) -> Result<PePart, ShortConvolutionError> {
+    fn on_pe<X: Executor>(
+        &self,
+        rank: usize,
+        mut op: ShortConvolution<'_, X>,
+    ) -> Result<PePart, ShortConvolutionError> {
         let shares: Vec<_> = self.inputs.iter().map(|input| Share::new(self.plan, rank, input)).collect();
         let inputs: Vec<_> = shares.iter().zip(self.inputs).map(|(share, whole)| share.input(whole)).collect();
         let forward = op.forward(self.plan, &inputs, self.activation)?;

@@ -52,7 +52,8 @@ impl Taps {
             raise(FaultKind::Shapes { op, shapes: shapes.map(|m| [m.rows, m.cols]).to_vec() });
         }
         shapes.into_iter().for_each(|m| m.check_bounds(op));
-        let mut taps = Self { weight: [ZEROS; MAX_TAPS], bias: ZEROS, window: Window::new(width), silu: run.silu, cols };
+        let mut taps =
+            Self { weight: [ZEROS; MAX_TAPS], bias: ZEROS, window: Window::new(width), silu: run.silu, cols };
         for (w, row) in taps.weight[..width].iter_mut().enumerate() {
             *row = load(&run.weight, w);
         }
