@@ -26,6 +26,13 @@ macro_rules! each_tap {
     };
 }
 
+/// As `each_tap`, for the taps that have a next one.
+macro_rules! each_tap_but_the_last {
+    (|$i:ident| $body:expr) => {
+        each_tap!(@ |$i| $body; 0 1 2 3 4 5 6)
+    };
+}
+
 /// Runs `$body` with the constant `$w` for the number of taps.
 macro_rules! by_width {
     ($width:expr, $w:ident => $body:expr) => {
@@ -50,7 +57,7 @@ type Window = [f32; MAX_TAPS];
 
 #[inline(always)]
 fn push<const W: usize>(window: &mut Window, x: f32) {
-    each_tap!(|I| if I + 1 < W {
+    each_tap_but_the_last!(|I| if I + 1 < W {
         window[I] = window[I + 1];
     });
     window[W - 1] = x;
@@ -87,7 +94,7 @@ impl<const W: usize> Taps<W> {
             });
             taps.bias = load_or_zero(&run.bias, 0, c);
             // The first push moves these down by one.
-            each_tap!(|I| if I + 1 < W {
+            each_tap_but_the_last!(|I| if I + 1 < W {
                 taps.window[I + 1] = load_or_zero(&run.before, I, c);
             });
         }
