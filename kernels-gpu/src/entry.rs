@@ -45,13 +45,34 @@ entries! {
     fix_out_f32 = fix_out::<f32>, FixParams;
     fix_out_bf16 = fix_out::<bf16>, FixParams;
     fix_out_f16 = fix_out::<f16>, FixParams;
-    convolve_f32 = convolve::<f32>, ConvolveParams;
-    convolve_bf16 = convolve::<bf16>, ConvolveParams;
-    convolve_f16 = convolve::<f16>, ConvolveParams;
-    convolve_back_f32 = convolve_back::<f32>, ConvolveBackParams;
-    convolve_back_bf16 = convolve_back::<bf16>, ConvolveBackParams;
-    convolve_back_f16 = convolve_back::<f16>, ConvolveBackParams;
     sum_shares_f32 = sum_shares, SumParams;
+}
+
+/// As `entries`, with bounds: walks over tokens need many threads on a multiprocessor, so that enough loads are on their way.
+macro_rules! convolutions {
+    ($($name:ident = $kernel:path, $params:ty, $blocks:literal;)*) => {
+        $(
+            #[doc = concat!("[`", stringify!($kernel), "`].")]
+            ///
+            /// # Safety
+            /// As of the other entries.
+            #[kernel(threads = 128, blocks_per_sm = $blocks)]
+            pub unsafe fn $name(params: $params) {
+                // SAFETY: as in the other entries.
+                let mut wg = unsafe { Warpgroup::enter() };
+                $kernel(&mut wg, &params);
+            }
+        )*
+    };
+}
+
+convolutions! {
+    convolve_f32 = convolve::<f32>, ConvolveParams, 8;
+    convolve_bf16 = convolve::<bf16>, ConvolveParams, 8;
+    convolve_f16 = convolve::<f16>, ConvolveParams, 8;
+    convolve_back_f32 = convolve_back::<f32>, ConvolveBackParams, 5;
+    convolve_back_bf16 = convolve_back::<bf16>, ConvolveBackParams, 5;
+    convolve_back_f16 = convolve_back::<f16>, ConvolveBackParams, 5;
 }
 
 /// [`hopper::prep::prep`].

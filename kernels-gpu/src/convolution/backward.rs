@@ -22,11 +22,10 @@ pub fn convolve_back<E: OperandElement>(wg: &mut Warpgroup<'_>, params: &Convolv
             return;
         }
         let item: ConvolutionItem = wg.read(p.items, ticket as usize);
-        let t: ConvolutionTensors = wg.read(p.tensors, item.tensor as usize);
         let done = if item.kind == ItemKind::Send as u32 {
-            send::<E>(wg, params, &port, &t, &item)
+            send::<E>(wg, params, &port, &item)
         } else {
-            compute::<E>(wg, params, &port, &t, &item)
+            compute::<E>(wg, params, &port, &item)
         };
         if !done {
             return;
@@ -41,13 +40,13 @@ fn send<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     params: &ConvolveBackParams,
     port: &Port<'_>,
-    t: &ConvolutionTensors,
     item: &ConvolutionItem,
 ) -> bool {
     let p = &params.tables;
     let message: ConvolutionMessage = wg.read(p.messages, item.index as usize);
     let segment: ConvolutionSegment = wg.read(p.segments, message.segment as usize);
     let Some(part) = port.begin_part(wg, message.dest, message.lane) else { return false };
+    let t: &ConvolutionTensors = &wg.read(p.tensors, item.tensor as usize);
     let target = message_rows::<f32>(p, t, item, part.address(), (message.first_row, message.rows));
     let tokens = segment.len.min(message.rows) as usize;
     let run = run::<E>(p, t, item, &segment, (0, tokens));
@@ -82,36 +81,41 @@ fn compute<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     params: &ConvolveBackParams,
     port: &Port<'_>,
-    t: &ConvolutionTensors,
     item: &ConvolutionItem,
 ) -> bool {
     let p = &params.tables;
-    let (width, d) = (p.width as usize, t.channels as usize);
-    let segment: ConvolutionSegment = wg.read(p.segments, item.index as usize);
-    let mut after = final_gradients(params, t, item, &segment);
     if item.kind == ItemKind::Halo as u32 {
+        let (t, segment) = tables(wg, params, item);
         let row = segment.after_lane;
-        after = lane::<f32>(&params.after, p, t, item, row);
-        if !receive::<f32>(wg, p, port, (t, item, &segment), row, after) {
+        let to = lane::<f32>(&params.after, p, &t, item, row);
+        if !receive::<f32>(wg, p, port, (&t, item, &segment), row, to) {
             return false;
         }
     }
+    // Read again, so that little is kept in registers over the wait.
+    let (t, segment) = &tables(wg, params, item);
+    let (width, d) = (p.width as usize, t.channels as usize);
+    let after = if item.kind == ItemKind::Halo as u32 {
+        lane::<f32>(&params.after, p, t, item, segment.after_lane)
+    } else {
+        final_gradients(params, t, item, segment)
+    };
     let (offset, len) = (item.offset as usize, item.len as usize);
     let given = (len + width - 1).min(segment.len as usize - offset);
     // Gradients of rows behind the segment that reach the run.
     let behind = len + width - 1 - given;
     let after = if after.rows > 0 { after.row_range(0, behind) } else { after };
-    let run = run::<E>(p, t, item, &segment, (offset, given));
+    let run = run::<E>(p, t, item, segment, (offset, given));
     let d_before = if item.state != 0 {
         state::<f32>(&t.d_initial, t, item, segment.initial, width)
     } else {
         nothing(DtypeCode::F32)
     };
     let back = ConvolutionBack {
-        dy: rows::<E>(&t.dy, t, item, &segment, offset, given),
+        dy: rows::<E>(&t.dy, t, item, segment, offset, given),
         after,
         real: if segment.after_lane != NONE { segment.real as usize } else { 0 },
-        dx: rows::<E>(&t.dx, t, item, &segment, offset, len),
+        dx: rows::<E>(&t.dx, t, item, segment, offset, len),
         d_before,
         sums: super::typed::<f32>(&t.shares).matrix(
             item.run as usize * (width + 1) * d + item.first as usize,
@@ -123,6 +127,17 @@ fn compute<E: OperandElement>(
     };
     wg.convolve_back(&back, &run);
     true
+}
+
+/// The item's tensors and segment.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn tables(
+    wg: &Warpgroup<'_>,
+    params: &ConvolveBackParams,
+    item: &ConvolutionItem,
+) -> (ConvolutionTensors, ConvolutionSegment) {
+    let p = &params.tables;
+    (wg.read(p.tensors, item.tensor as usize), wg.read(p.segments, item.index as usize))
 }
 
 /// One block for each item: adds up a tap's shares of all runs, in the order of the runs.

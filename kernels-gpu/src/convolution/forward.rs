@@ -20,11 +20,10 @@ pub fn convolve<E: OperandElement>(wg: &mut Warpgroup<'_>, params: &ConvolvePara
             return;
         }
         let item: ConvolutionItem = wg.read(p.items, ticket as usize);
-        let t: ConvolutionTensors = wg.read(p.tensors, item.tensor as usize);
         let done = if item.kind == ItemKind::Send as u32 {
-            send::<E>(wg, params, &port, &t, &item)
+            send::<E>(wg, params, &port, &item)
         } else {
-            compute::<E>(wg, params, &port, &t, &item)
+            compute::<E>(wg, params, &port, &item)
         };
         if !done {
             return;
@@ -39,15 +38,15 @@ fn send<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     params: &ConvolveParams,
     port: &Port<'_>,
-    t: &ConvolutionTensors,
     item: &ConvolutionItem,
 ) -> bool {
     let p = &params.tables;
     let message: ConvolutionMessage = wg.read(p.messages, item.index as usize);
     let segment: ConvolutionSegment = wg.read(p.segments, message.segment as usize);
     let Some(part) = port.begin_part(wg, message.dest, message.lane) else { return false };
-    let target = message_rows::<E>(p, t, item, part.address(), (message.first_row, message.rows));
-    places::<E>(wg, params, t, item, &segment, message.position, target);
+    let t: ConvolutionTensors = wg.read(p.tensors, item.tensor as usize);
+    let target = message_rows::<E>(p, &t, item, part.address(), (message.first_row, message.rows));
+    places::<E>(wg, params, &t, item, &segment, message.position, target);
     let bytes = message.rows as u64 * p.columns as u64 * E::CODE.size() as u64;
     port.finish_part(wg, part, (p.written, item.index as usize), p.parts.into(), bytes);
     true
@@ -87,27 +86,42 @@ fn compute<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     params: &ConvolveParams,
     port: &Port<'_>,
-    t: &ConvolutionTensors,
     item: &ConvolutionItem,
 ) -> bool {
     let p = &params.tables;
-    let segment: ConvolutionSegment = wg.read(p.segments, item.index as usize);
+    // Tables are read again for each part of the work, so that little is kept in registers from one to the next.
     if item.kind == ItemKind::Halo as u32 {
+        let (t, segment) = tables(wg, params, item);
         let row = segment.before_lane;
-        let to = lane::<E>(&p.before, p, t, item, row);
-        if !receive::<E>(wg, p, port, (t, item, &segment), row, to) {
+        let to = lane::<E>(&p.before, p, &t, item, row);
+        if !receive::<E>(wg, p, port, (&t, item, &segment), row, to) {
             return false;
+        }
+    }
+    if item.state != 0 {
+        let (t, segment) = tables(wg, params, item);
+        if segment.final_row != NONE && t.finals.is_present() {
+            let width = p.width as usize;
+            let target = state::<E>(&t.finals, &t, item, segment.final_row, width);
+            places::<E>(wg, params, &t, item, &segment, segment.len as i32 - (width as i32 - 1), target);
         }
     }
     let (offset, len) = (item.offset as usize, item.len as usize);
     if len > 0 {
-        let run = run::<E>(p, t, item, &segment, (offset, len));
-        wg.convolve(rows::<E>(&t.y, t, item, &segment, offset, len), &run);
-    }
-    if item.state != 0 && segment.final_row != NONE && t.finals.is_present() {
-        let width = p.width as usize;
-        let target = state::<E>(&t.finals, t, item, segment.final_row, width);
-        places::<E>(wg, params, t, item, &segment, segment.len as i32 - (width as i32 - 1), target);
+        let (t, segment) = tables(wg, params, item);
+        let run = run::<E>(p, &t, item, &segment, (offset, len));
+        wg.convolve(rows::<E>(&t.y, &t, item, &segment, offset, len), &run);
     }
     true
+}
+
+/// The item's tensors and segment.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn tables(
+    wg: &Warpgroup<'_>,
+    params: &ConvolveParams,
+    item: &ConvolutionItem,
+) -> (ConvolutionTensors, ConvolutionSegment) {
+    let p = &params.tables;
+    (wg.read(p.tensors, item.tensor as usize), wg.read(p.segments, item.index as usize))
 }

@@ -1,5 +1,6 @@
 //! Operands of the operations of a short convolution, which are the same on both targets.
 
+use crate::math::exp;
 use crate::params::Matrix;
 
 /// Channels of one operation: a thread each on a GPU.
@@ -44,4 +45,30 @@ pub struct ConvolutionBack {
     pub d_before: Matrix,
     /// f32 `[W + 1, channels]`: the run's shares of the gradients of the weights, tap by tap, and of the bias.
     pub sums: Matrix,
+}
+
+/// Derivative of `z sigmoid(z)`: `sigmoid(z) (1 + z sigmoid(-z))`, with one exponential for both.
+#[inline(always)]
+pub(super) fn silu_slope(z: f32) -> f32 {
+    let e = exp(-z.abs());
+    let larger = 1.0 / (1.0 + e);
+    let smaller = e * larger;
+    let (positive, negative) = if z >= 0.0 { (larger, smaller) } else { (smaller, larger) };
+    positive * (1.0 + z * negative)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::silu_slope;
+
+    #[test]
+    fn the_slope_is_exact_also_where_the_sigmoid_is_flat() {
+        for z in [-80.0f32, -17.0, -3.0, -0.2, 0.0, 0.2, 3.0, 17.0, 80.0] {
+            let x = f64::from(z);
+            let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+            let want = sigmoid(x) * (1.0 + x * sigmoid(-x));
+            assert!((f64::from(silu_slope(z)) - want).abs() <= 3e-7 * want.abs(), "{z}: {} for {want}", silu_slope(z));
+        }
+        assert!(silu_slope(f32::NAN).is_nan());
+    }
 }

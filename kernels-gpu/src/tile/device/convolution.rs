@@ -1,13 +1,15 @@
 //! Operations of the short convolution: between matrices in global memory, each thread a channel.
 //!
 //! A thread walks the tokens of its channel and keeps the last W of them in registers, so every input is read once. Rows come
-//! in groups of [`GROUP`], whose loads do not wait for each other. Arrays are indexed by constants only.
+//! in groups of [`GROUP`], whose loads do not wait for each other. Arrays are indexed by constants only, and an address moves
+//! on by a row: what a thread keeps must leave room for many of them on a multiprocessor.
 
 use cuda_std::ptx::fma_rn_f32 as fma;
 
 use super::Warpgroup;
 use crate::math::sigmoid;
-use crate::params::Matrix;
+use crate::params::{Matrix, Tensor};
+use crate::tile::convolution::silu_slope;
 use crate::tile::{ConvolutionBack, ConvolutionRun, MAX_TAPS};
 
 /// Rows that are loaded together.
@@ -63,6 +65,69 @@ fn push<const W: usize>(window: &mut Window, x: f32) {
     window[W - 1] = x;
 }
 
+/// A column of a matrix, from the next row on.
+struct Walk {
+    /// Of one element: the next row's.
+    tensor: Tensor,
+    /// Bytes between rows.
+    step: u64,
+    /// Whether the matrix has rows.
+    present: bool,
+}
+
+impl Walk {
+    #[inline(always)]
+    fn new(matrix: &Matrix, c: usize) -> Self {
+        let size = matrix.tensor.dtype().size();
+        let addr = matrix.tensor.addr + ((matrix.offset + c * matrix.col_stride) * size) as u64;
+        let tensor = Tensor { addr, ..matrix.tensor };
+        Self { tensor, step: (matrix.row_stride * size) as u64, present: matrix.rows > 0 }
+    }
+
+    /// The next element.
+    ///
+    /// # Safety
+    /// There must be one.
+    #[inline(always)]
+    unsafe fn next(&mut self) -> f32 {
+        // SAFETY: by contract.
+        let x = unsafe { self.tensor.matrix(0, 1, 1, 0, 0).load(0, 0) };
+        self.tensor.addr += self.step;
+        x
+    }
+
+    /// The next element, or 0 if the matrix has no rows.
+    ///
+    /// # Safety
+    /// As of [`Walk::next`], if it has rows.
+    #[inline(always)]
+    unsafe fn next_or_zero(&mut self) -> f32 {
+        // SAFETY: by contract.
+        if self.present { unsafe { self.next() } } else { 0.0 }
+    }
+
+    /// The next elements, loaded before any is used.
+    ///
+    /// # Safety
+    /// There must be as many.
+    #[inline(always)]
+    unsafe fn next_group(&mut self) -> [f32; GROUP] {
+        // SAFETY: by contract.
+        unsafe { [self.next(), self.next(), self.next(), self.next()] }
+    }
+
+    /// Rounds and stores the next element.
+    ///
+    /// # Safety
+    /// There must be one, which no other thread stores.
+    #[inline(always)]
+    unsafe fn put(&mut self, x: f32) {
+        // SAFETY: by contract.
+        unsafe { self.tensor.matrix(0, 1, 1, 0, 0).store(0, 0, x) };
+        self.tensor.addr += self.step;
+    }
+}
+
 /// A thread's channel of a run.
 struct Taps<const W: usize> {
     weight: [f32; MAX_TAPS],
@@ -71,31 +136,22 @@ struct Taps<const W: usize> {
     silu: bool,
 }
 
-/// Element (r, c), or 0 if the matrix has no rows.
-///
-/// # Safety
-/// If it has rows, the element must lie inside the tensor.
-#[inline(always)]
-unsafe fn load_or_zero(matrix: &Matrix, r: usize, c: usize) -> f32 {
-    // SAFETY: by contract.
-    if matrix.rows > 0 { unsafe { matrix.load(r, c) } } else { 0.0 }
-}
-
 impl<const W: usize> Taps<W> {
     /// # Safety
     /// `c` must be a channel of the run.
     #[inline(always)]
     unsafe fn new(run: &ConvolutionRun, c: usize) -> Self {
         let mut taps = Self { weight: [0.0; MAX_TAPS], bias: 0.0, window: [0.0; MAX_TAPS], silu: run.silu };
+        let (mut weight, mut before) = (Walk::new(&run.weight, c), Walk::new(&run.before, c));
         // SAFETY: the channel is inside, and so are the rows.
         unsafe {
             each_tap!(|I| if I < W {
-                taps.weight[I] = run.weight.load(I, c);
+                taps.weight[I] = weight.next();
             });
-            taps.bias = load_or_zero(&run.bias, 0, c);
+            taps.bias = Walk::new(&run.bias, c).next_or_zero();
             // The first push moves these down by one.
             each_tap_but_the_last!(|I| if I + 1 < W {
-                taps.window[I + 1] = load_or_zero(&run.before, I, c);
+                taps.window[I + 1] = before.next_or_zero();
             });
         }
         taps
@@ -123,8 +179,7 @@ impl<const W: usize> Taps<W> {
         if !self.silu {
             return dy;
         }
-        let z = self.before_activation();
-        dy * (sigmoid(z) * fma(z, sigmoid(-z), 1.0))
+        dy * silu_slope(self.before_activation())
     }
 }
 
@@ -144,26 +199,15 @@ impl<const W: usize> Back<W> {
         self.bias += dz;
     }
 
-    /// Takes dz of row `r`, and stores what is complete with it: dx of the row W-1 before.
-    ///
-    /// # Safety
-    /// `c` must be a channel of the run, and `r` at most W-1 rows behind it.
+    /// Takes dz of the next row, and gives dx of the row W-1 before it.
     #[inline(always)]
-    unsafe fn emit(&mut self, taps: &Taps<W>, back: &ConvolutionBack, r: usize, c: usize, dz: f32, direct: f32) {
+    fn complete(&mut self, taps: &Taps<W>, dz: f32) -> f32 {
         push::<W>(&mut self.upstream, dz);
         let mut dx = 0.0;
         each_tap!(|I| if I < W {
             dx = fma(taps.weight[W - 1 - I], self.upstream[I], dx);
         });
-        dx += direct;
-        // SAFETY: by contract; each element has one thread.
-        unsafe {
-            if r + 1 >= W {
-                back.dx.store(r + 1 - W, c, dx);
-            } else if back.d_before.rows > 0 {
-                back.d_before.store(r, c, dx);
-            }
-        }
+        dx
     }
 }
 
@@ -175,21 +219,21 @@ impl Warpgroup<'_> {
         if c >= run.x.cols {
             return;
         }
+        let (mut x, mut out, mut left) = (Walk::new(&run.x, c), Walk::new(&y, c), y.rows as u32);
         // SAFETY: the channel and all rows are inside.
         by_width!(run.weight.rows, W => unsafe {
             let mut taps = Taps::<W>::new(run, c);
-            let mut r = 0;
-            while r + GROUP <= y.rows {
-                let x = [run.x.load(r, c), run.x.load(r + 1, c), run.x.load(r + 2, c), run.x.load(r + 3, c)];
-                y.store(r, c, taps.output(x[0]));
-                y.store(r + 1, c, taps.output(x[1]));
-                y.store(r + 2, c, taps.output(x[2]));
-                y.store(r + 3, c, taps.output(x[3]));
-                r += GROUP;
+            while left >= GROUP as u32 {
+                let x = x.next_group();
+                out.put(taps.output(x[0]));
+                out.put(taps.output(x[1]));
+                out.put(taps.output(x[2]));
+                out.put(taps.output(x[3]));
+                left -= GROUP as u32;
             }
-            while r < y.rows {
-                y.store(r, c, taps.output(run.x.load(r, c)));
-                r += 1;
+            while left > 0 {
+                out.put(taps.output(x.next()));
+                left -= 1;
             }
         });
     }
@@ -201,13 +245,14 @@ impl Warpgroup<'_> {
         if c >= run.x.cols {
             return;
         }
+        let (mut x, mut dy, mut out) = (Walk::new(&run.x, c), Walk::new(&dy, c), Walk::new(&dz, c));
         // SAFETY: the channel and all rows are inside.
         by_width!(run.weight.rows, W => unsafe {
             let mut taps = Taps::<W>::new(run, c);
-            let mut r = 0;
-            while r < dz.rows {
-                dz.store(r, c, taps.gradient(run.x.load(r, c), dy.load(r, c)));
-                r += 1;
+            let mut left = dz.rows as u32;
+            while left > 0 {
+                out.put(taps.gradient(x.next(), dy.next()));
+                left -= 1;
             }
         });
     }
@@ -219,45 +264,54 @@ impl Warpgroup<'_> {
         if c >= run.x.cols {
             return;
         }
-        let (tokens, given) = (back.dx.rows, run.x.rows);
+        let (tokens, given, real) = (back.dx.rows as u32, run.x.rows as u32, back.real as u32);
+        let (mut x, mut dy, mut dx) = (Walk::new(&run.x, c), Walk::new(&back.dy, c), Walk::new(&back.dx, c));
+        let (mut after, mut d_before) = (Walk::new(&back.after, c), Walk::new(&back.d_before, c));
+        let mut out = Walk::new(&back.sums, c);
         // SAFETY: the channel and all rows are inside.
         by_width!(run.weight.rows, W => unsafe {
             let mut taps = Taps::<W>::new(run, c);
             let mut sums = Back::<W> { upstream: [0.0; MAX_TAPS], sums: [0.0; MAX_TAPS], bias: 0.0 };
             let mut r = 0;
-            while r + GROUP <= tokens {
-                let x = [run.x.load(r, c), run.x.load(r + 1, c), run.x.load(r + 2, c), run.x.load(r + 3, c)];
-                let dy = [back.dy.load(r, c), back.dy.load(r + 1, c), back.dy.load(r + 2, c), back.dy.load(r + 3, c)];
-                macro_rules! rows {
-                    ($($i:literal)*) => {
-                        $({
-                            let dz = taps.gradient(x[$i], dy[$i]);
-                            sums.count(&taps, dz);
-                            sums.emit(&taps, back, r + $i, c, dz, 0.0);
-                        })*
-                    };
+            while r < tokens + W as u32 - 1 {
+                if r + 1 >= W as u32 && r + GROUP as u32 <= tokens {
+                    let (x, dy) = (x.next_group(), dy.next_group());
+                    macro_rules! rows {
+                        ($($i:literal)*) => {
+                            $({
+                                let dz = taps.gradient(x[$i], dy[$i]);
+                                sums.count(&taps, dz);
+                                dx.put(sums.complete(&taps, dz));
+                            })*
+                        };
+                    }
+                    rows!(0 1 2 3);
+                    r += GROUP as u32;
+                    continue;
                 }
-                rows!(0 1 2 3);
-                r += GROUP;
-            }
-            while r < given {
-                let dz = taps.gradient(run.x.load(r, c), back.dy.load(r, c));
-                if r < tokens {
-                    sums.count(&taps, dz);
+                let (mut dz, mut direct) = (0.0, 0.0);
+                if r < given {
+                    dz = taps.gradient(x.next(), dy.next());
+                    if r < tokens {
+                        sums.count(&taps, dz);
+                    }
+                } else if r - given < real {
+                    dz = after.next_or_zero();
+                } else {
+                    direct = after.next_or_zero();
                 }
-                sums.emit(&taps, back, r, c, dz, 0.0);
-                r += 1;
-            }
-            while r < tokens + W - 1 {
-                let after = load_or_zero(&back.after, r - given, c);
-                let (dz, direct) = if r - given < back.real { (after, 0.0) } else { (0.0, after) };
-                sums.emit(&taps, back, r, c, dz, direct);
+                let complete = sums.complete(&taps, dz) + direct;
+                if r + 1 >= W as u32 {
+                    dx.put(complete);
+                } else if d_before.present {
+                    d_before.put(complete);
+                }
                 r += 1;
             }
             each_tap!(|I| if I < W {
-                back.sums.store(I, c, sums.sums[I]);
+                out.put(sums.sums[I]);
             });
-            back.sums.store(W, c, sums.bias);
+            out.put(sums.bias);
         });
     }
 
@@ -268,10 +322,11 @@ impl Warpgroup<'_> {
         if c >= target.cols {
             return;
         }
+        let (mut from, mut to) = (Walk::new(&source, c), Walk::new(&target, c));
         let mut r = 0;
         while r < target.rows {
             // SAFETY: the channel is inside, and so are the rows.
-            unsafe { target.store(r, c, if r < source.rows { source.load(r, c) } else { 0.0 }) };
+            unsafe { to.put(if r < source.rows { from.next() } else { 0.0 }) };
             r += 1;
         }
     }
@@ -283,22 +338,23 @@ impl Warpgroup<'_> {
         if c >= target.cols {
             return;
         }
+        let (mut from, mut left) = (Walk::new(&source, c), source.rows);
         let mut sums = [0.0f32; GROUP];
-        let mut r = 0;
         // SAFETY: the channel is inside, and so are the rows.
         unsafe {
-            while r + GROUP <= source.rows {
-                sums[0] += source.load(r, c);
-                sums[1] += source.load(r + 1, c);
-                sums[2] += source.load(r + 2, c);
-                sums[3] += source.load(r + 3, c);
-                r += GROUP;
+            while left >= GROUP {
+                let x = from.next_group();
+                sums[0] += x[0];
+                sums[1] += x[1];
+                sums[2] += x[2];
+                sums[3] += x[3];
+                left -= GROUP;
             }
-            while r < source.rows {
-                sums[0] += source.load(r, c);
-                r += 1;
+            while left > 0 {
+                sums[0] += from.next();
+                left -= 1;
             }
-            target.store(0, c, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+            Walk::new(&target, c).put((sums[0] + sums[1]) + (sums[2] + sums[3]));
         }
     }
 }

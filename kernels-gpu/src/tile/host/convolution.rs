@@ -5,6 +5,7 @@ use super::global::{Raw, with_raw};
 use super::{FaultKind, Warpgroup};
 use crate::math::sigmoid;
 use crate::params::Matrix;
+use crate::tile::convolution::silu_slope;
 use crate::tile::{CONVOLUTION_CHANNELS, ConvolutionBack, ConvolutionRun, MAX_TAPS};
 
 /// One value for each channel.
@@ -93,7 +94,7 @@ impl Taps {
         if self.silu {
             let z = self.before_activation();
             for (dz, z) in dz[..self.cols].iter_mut().zip(z) {
-                *dz *= sigmoid(z) * (1.0 + z * sigmoid(-z));
+                *dz *= silu_slope(z);
             }
         }
         dz
