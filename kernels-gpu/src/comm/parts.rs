@@ -49,10 +49,9 @@ impl Port<'_> {
         // Every thread has stored its share of the part before one of them counts it.
         wg.sync();
         wg.elect(|wg| {
-            // Release: this part's stores come before the count. Acquire: the last one sees all counts, so that the stores
-            // of all parts come before its signal.
-            if increment_acq_rel(wg.word(written, index)) == parts {
-                protocol::publish(&Link { wg, port: *self }, &self.channel.layout, part.writable);
+            let link = Link { wg, port: *self };
+            let count = || increment_acq_rel(wg.word(written, index));
+            if protocol::publish_part(&link, &self.channel.layout, part.writable, parts, count) {
                 wg.word(self.channel.stats, BYTES_SENT).fetch_add(bytes, Ordering::Relaxed);
                 wg.word(self.channel.stats, MESSAGES).fetch_add(1, Ordering::Relaxed);
             }
