@@ -8,7 +8,7 @@ use super::{
 use crate::error::InputError;
 use crate::exec::Executor;
 use crate::op::whole::{take_rows, take_tokens};
-use crate::op::{Device, OpError, Report};
+use crate::op::{Device, Report};
 use crate::plan::Plan;
 use crate::tensor::{Buffer, Dtype, Tensor, TensorView};
 use crate::world::{RunError, WorldError, WorldOptions, run_threads};
@@ -183,7 +183,7 @@ impl Call<'_> {
             #[cfg(feature = "cuda")]
             Device::Cuda => self.on_gpus(&sizes, config, options),
             #[cfg(not(feature = "cuda"))]
-            Device::Cuda => return Err(OpError::NoCuda.into()),
+            Device::Cuda => return Err(crate::op::OpError::NoCuda.into()),
         };
         parts.map_err(|error| match error {
             RunError::World(error) => error.into(),
