@@ -2,7 +2,7 @@
 // which a kernel in another language cannot name. Built and linked by cuda_builder, which needs nothing else of CUDA C++.
 //
 // `to`, `from` and `signal` are addresses of this PE's symmetric heap; they stand for the same place on PE `pe`.
-// Functions named `_block` are collective over the thread block, the others are of the calling thread.
+// Functions named `_warp` are collective over a warp, the others are of the calling thread.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,13 +20,10 @@ __device__ int dl_n_pes() { return nvshmem_n_pes(); }
 __device__ void *dl_ptr(const void *symmetric, int pe) { return nvshmem_ptr(symmetric, pe); }
 
 // Copies `bytes` to `pe`, then sets its signal to `value`; the signal is seen only after the data. Returns at once: `from`
-// must stay as it is until dl_quiet.
-__device__ void dl_putmem_signal_nbi_block(void *to, const void *from, size_t bytes, uint64_t *signal, uint64_t value,
-                                           int pe) {
-  nvshmemx_putmem_signal_nbi_block(to, from, bytes, signal, value, NVSHMEM_SIGNAL_SET, pe);
-}
-__device__ void dl_putmem_signal_nbi(void *to, const void *from, size_t bytes, uint64_t *signal, uint64_t value, int pe) {
-  nvshmem_putmem_signal_nbi(to, from, bytes, signal, value, NVSHMEM_SIGNAL_SET, pe);
+// must stay as it is until dl_quiet. Warpgroups of a block send on their own, so a warp calls, not the block.
+__device__ void dl_putmem_signal_nbi_warp(void *to, const void *from, size_t bytes, uint64_t *signal, uint64_t value,
+                                          int pe) {
+  nvshmemx_putmem_signal_nbi_warp(to, from, bytes, signal, value, NVSHMEM_SIGNAL_SET, pe);
 }
 
 // Sets a signal of `pe`.

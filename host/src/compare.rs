@@ -8,7 +8,9 @@ use crate::file::InputFile;
 use crate::inputs::unravel;
 use crate::tensor::Dtype;
 
-pub use gradients::{GRADIENT_MEDIAN_F32, gradient_tolerance, gradients, gradients_against_file};
+pub use gradients::{
+    Allowance, GRADIENT_MEDIAN_F32, gradient_tolerance, gradients, gradients_against_file, gradients_within,
+};
 
 /// Distance of a result from what was expected.
 #[derive(Clone, Copy, Debug, PartialEq)]

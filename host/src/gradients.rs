@@ -1,8 +1,8 @@
 //! What the backward pass gets from later layers and what it returns.
 
 use crate::error::InputError;
-use crate::inputs::{Beta, Dims, Gate, Inputs, StateLayout};
-use crate::tensor::{Dtype, Tensor, TensorView};
+use crate::inputs::{Beta, Dims, Gate, Inputs, StateLayout, first, unravel};
+use crate::tensor::{Buffer, Dtype, Tensor, TensorView};
 
 /// Upstream gradients: of a scalar loss L with respect to the results of the forward pass. Of the whole batch, or of what
 /// one PE holds of it.
@@ -35,6 +35,39 @@ impl Upstream<'_> {
         }
         Ok(())
     }
+}
+
+impl Upstream<'_> {
+    /// Checks values: no NaN or infinity anywhere.
+    ///
+    /// # Errors
+    /// [`InputError::NonFinite`] with the place of the first one.
+    pub fn check_values(&self) -> Result<(), InputError> {
+        for (name, x) in [("do", Some(&self.d_o)), ("dht", self.d_final_state.as_ref())] {
+            if let Some((x, at)) = x.and_then(|x| Some((x, first(x, |y| !y.is_finite())?))) {
+                return Err(InputError::NonFinite { name, index: unravel(at, x.shape()), value: x.get(at) });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The sum of what PEs return as their shares of the gradient of a parameter (`da_log`, `ddt_bias`), in the order
+/// in which they come, so that the same order gives the same bits. `None` if there are none.
+///
+/// # Panics
+/// If their shapes differ, or one is not f32.
+pub fn add_shares<'a>(shares: impl IntoIterator<Item = &'a Tensor>) -> Option<Tensor> {
+    let mut shares = shares.into_iter();
+    let mut sum = shares.next()?.clone();
+    for share in shares {
+        assert_eq!(sum.shape, share.shape, "shares of one parameter");
+        let (Buffer::F32(sum), Buffer::F32(share)) = (&mut sum.data, &share.data) else {
+            panic!("shares of a gradient are f32")
+        };
+        sum.iter_mut().zip(share).for_each(|(sum, x)| *sum += x);
+    }
+    Some(sum)
 }
 
 fn expect_shape(name: &'static str, x: &TensorView<'_>, want: [usize; 4]) -> Result<(), InputError> {
@@ -129,6 +162,18 @@ impl Gradients<Vec<usize>> {
 }
 
 impl Gradients {
+    /// Gradients of zero with respect to `inputs`.
+    pub fn zeros(inputs: &Inputs<'_>) -> Self {
+        let shapes = Gradients::shapes(inputs);
+        let f32_zeros = |shape: &Vec<usize>| Tensor::zeros(Dtype::F32, shape);
+        Self {
+            dq: Tensor::zeros(inputs.q.dtype(), &shapes.dq),
+            dk: Tensor::zeros(inputs.k.dtype(), &shapes.dk),
+            dv: Tensor::zeros(inputs.v.dtype(), &shapes.dv),
+            ..shapes.map(f32_zeros)
+        }
+    }
+
     /// All elements widened to f64.
     pub fn to_f64(&self) -> Gradients<Vec<f64>> {
         self.map(|tensor| tensor.data.to_f64())
@@ -138,6 +183,23 @@ impl Gradients {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shares_are_added_up_in_order() {
+        let share = |x: [f32; 2]| Tensor { shape: vec![2], data: Buffer::F32(x.to_vec()) };
+        let sum = add_shares([&share([1.0, 1e8]), &share([2.0, -1e8]), &share([0.5, 0.25])]).unwrap();
+        assert_eq!(sum, share([3.5, 0.25]));
+        assert_eq!(add_shares([]), None);
+    }
+
+    #[test]
+    fn upstream_gradients_that_are_not_finite_are_named() {
+        let mut d_o = Tensor::zeros(Dtype::F32, &[1, 3, 2, 32]);
+        let Buffer::F32(values) = &mut d_o.data else { unreachable!() };
+        values[2 * 64 + 33] = f32::NAN;
+        let error = Upstream { d_o: d_o.view(), d_final_state: None }.check_values().unwrap_err();
+        assert!(error.to_string().starts_with("do[0, 2, 1, 1] is NaN"), "{error}");
+    }
 
     #[test]
     fn upstream_gradients_must_fit_the_results() {

@@ -10,8 +10,15 @@ pub use parts::SlotPart;
 
 use crate::element::DtypeCode;
 use crate::params::{Array, Channel, Matrix, StampKind, Target, Tensor, TraceBuffer};
-use crate::protocol::{self, Expired, Medium, Message, TrapRecord, Wait, Writable};
+use crate::protocol::{self, Expired, Medium, Message, TrapRecord, Wait, Watch, Writable};
 use crate::tile::{OperandElement, Shared, Warpgroup};
+
+#[cfg(any(not(target_arch = "nvptx64"), feature = "nvshmem"))]
+mod puts;
+
+/// How long a wait lasts before, and between, looks at whether it is useless, in nanoseconds: the look reads memory of the
+/// host, which takes as long as many polls.
+const LOOK_NS: u64 = 5_000;
 
 /// Words of [`crate::params::StepStats`].
 const BYTES_SENT: usize = 0;
@@ -36,6 +43,8 @@ pub struct Port<'p> {
 pub const STEP_SCAN: u32 = 1;
 /// [`Port::step`] of the correction.
 pub const STEP_FIX: u32 = 2;
+/// [`Port::step`] of the reverse scan.
+pub const STEP_SCAN_BACK: u32 = 3;
 
 /// Whom a segment's summary of one head goes to: a run of the table of targets.
 #[derive(Clone, Copy)]
@@ -61,9 +70,9 @@ impl Targets {
 }
 
 /// The memory operations of the protocol, on behalf of one warpgroup.
-struct Link<'w, 'a> {
-    wg: &'w Warpgroup<'a>,
-    port: Port<'w>,
+pub(crate) struct Link<'w, 'a> {
+    pub(crate) wg: &'w Warpgroup<'a>,
+    pub(crate) port: Port<'w>,
 }
 
 impl Link<'_, '_> {
@@ -85,6 +94,10 @@ impl Medium for Link<'_, '_> {
         self.own(word).load(Ordering::Acquire)
     }
     fn store_release(&self, pe: u32, word: usize, value: u64) {
+        #[cfg(any(not(target_arch = "nvptx64"), feature = "nvshmem"))]
+        if self.port.puts_to(self.wg, pe) {
+            return self.wg.set_signal(self.port.word_place(self.wg, pe, word), value, pe);
+        }
         self.wg.word(self.words(pe), word).store(value, Ordering::Release);
     }
     fn load_local(&self, word: usize) -> u64 {
@@ -103,10 +116,14 @@ impl Medium for Link<'_, '_> {
             return Ok(());
         }
         let start = self.wg.clock();
+        let mut look = LOOK_NS;
         loop {
             let waited = self.wg.clock() - start;
-            if waited > channel.timeout_ns || self.wg.give_up(channel, waited) {
-                return Err(wait.expired(channel.pe, self.port.step, found, waited));
+            if waited > look {
+                if waited > channel.timeout_ns || self.wg.give_up(channel) {
+                    return Err(wait.expired(channel.pe, self.port.step, found, waited));
+                }
+                look = waited + LOOK_NS;
             }
             self.wg.relax(waited);
             found = poll();
@@ -137,7 +154,7 @@ impl Port<'_> {
 
     /// Leaves `expired` for the host, unless an earlier one is there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn trap(&self, wg: &Warpgroup<'_>, expired: Expired) {
+    pub(crate) fn trap(&self, wg: &Warpgroup<'_>, expired: Expired) {
         let state = wg.word(self.trap_state(), 0);
         // Relaxed claim: it only elects a writer. The release store below publishes the record.
         if state.compare_exchange(TrapRecord::CLEAR, TrapRecord::CLAIMED, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -145,6 +162,14 @@ impl Port<'_> {
             let record = self.channel.trap.addr as *mut TrapRecord;
             // SAFETY: the claim makes this the only writer, and nobody reads the record before the state is SET.
             unsafe { (&raw mut (*record).expired).write(expired) };
+            state.store(TrapRecord::SET, Ordering::Release);
+            // The host may look at any time, and cannot reach the record where it was claimed: no exchange works there.
+            let copy = self.channel.watch.addr as *mut Watch;
+            // SAFETY: this is the only writer, as above, and the host reads the record only after it has read SET.
+            let state = unsafe {
+                (&raw mut (*copy).trap.expired).write(expired);
+                core::sync::atomic::AtomicU64::from_ptr(&raw mut (*copy).trap.state)
+            };
             state.store(TrapRecord::SET, Ordering::Release);
         }
     }
@@ -196,18 +221,27 @@ impl Port<'_> {
     }
 
     /// Sends `tile`, block `block`, to every target: waits for the slot, stores, signals. False if a slot did not
-    /// become free in time.
+    /// become free in time. What cannot be stored is put, out of this PE's own slot of `send_row`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn push<E: OperandElement>(
         &self,
         wg: &mut Warpgroup<'_>,
         targets: Targets,
+        send_row: u32,
         block: u32,
         tile: Shared<E>,
     ) -> bool {
         let layout = &self.channel.layout;
+        #[cfg(any(not(target_arch = "nvptx64"), feature = "nvshmem"))]
+        if !self.put_where_needed(wg, targets, send_row, block, tile) {
+            return false;
+        }
         for i in 0..targets.count {
             let message = targets.message(wg, self, i, block);
+            #[cfg(any(not(target_arch = "nvptx64"), feature = "nvshmem"))]
+            if self.puts_to(wg, message.dest) {
+                continue;
+            }
             let Some(writable) = self.free_slot(wg, message) else { return false };
             let start = wg.clock();
             wg.store(self.slot(wg, message.dest, &message), tile);
@@ -218,6 +252,7 @@ impl Port<'_> {
                 self.count_message(wg, &message, start);
             });
         }
+        let _ = send_row; // only puts need it
         true
     }
 
@@ -232,7 +267,7 @@ impl Port<'_> {
         block: u32,
         tile: Shared<E>,
     ) -> bool {
-        let (layout, epoch, pe) = (&self.channel.layout, self.epoch(wg), self.channel.pe);
+        let layout = &self.channel.layout;
         for i in 0..targets.count {
             let message = targets.message(wg, self, i, block);
             let Some(writable) = self.free_slot(wg, message) else { return false };
@@ -242,9 +277,16 @@ impl Port<'_> {
                 self.count_message(wg, &message, now);
             });
         }
-        let own = Message { source: pe, dest: pe, row: send_row, block, epoch };
-        wg.store(self.slot(wg, pe, &own), tile);
+        let own = self.staged(wg, send_row, block);
+        wg.store(self.slot(wg, self.channel.pe, &own), tile);
         true
+    }
+
+    /// The slot of this PE's own out of which `block` leaves, where it is not stored at its destination.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn staged(&self, wg: &Warpgroup<'_>, send_row: u32, block: u32) -> Message {
+        let pe = self.channel.pe;
+        Message { source: pe, dest: pe, row: send_row, block, epoch: self.epoch(wg) }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -1,16 +1,25 @@
 //! The kernels as a device module has them: one entry for each gate and element type.
 //!
-//! Names are `KERNEL_GATE_TYPE` or `KERNEL_TYPE`; parameters go by value; blocks are
+//! Names are `KERNEL_GATE_TYPE` or `KERNEL_TYPE`, and `conformance_FAMILY_TYPE` for tests of the tile DSL; parameters go by value; blocks are
 //! `WARPGROUPS * 128` threads with the kernel's `shared_bytes` of dynamic shared memory.
+//!
+//! A module with NVSHMEM (feature `nvshmem`) has the portable bodies alone: instructions of the others, which move registers
+//! between warps, are ignored in what is linked.
 
 use cuda_std::kernel;
 use half::{bf16, f16};
 
+use crate::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
+use crate::comm_bench::{CommBenchParams, comm_bench as exchange};
+use crate::conformance::TileCase;
+use crate::conformance::acc::acc_ops;
+use crate::conformance::block::block_ops;
+use crate::conformance::decay::decay_ops;
+use crate::conformance::elements::element_ops;
 use crate::convolution::{ConvolveBackParams, ConvolveParams, SumParams, convolve, convolve_back, sum_shares};
 use crate::fixup::fix_out;
 use crate::gate::{Gdn, Kda};
-use crate::hopper;
-use crate::params::{FixParams, PrepParams, ScanParams};
+use crate::params::{FixParams, GradParams, PrepParams, ReduceParams, ScanBackParams, ScanParams, StatesParams};
 use crate::prep::prep;
 use crate::scan::scan_push;
 use crate::tile::Warpgroup;
@@ -45,7 +54,31 @@ entries! {
     fix_out_f32 = fix_out::<f32>, FixParams;
     fix_out_bf16 = fix_out::<bf16>, FixParams;
     fix_out_f16 = fix_out::<f16>, FixParams;
+    scan_back_f32 = scan_back::<f32>, ScanBackParams;
+    scan_back_bf16 = scan_back::<bf16>, ScanBackParams;
+    scan_back_f16 = scan_back::<f16>, ScanBackParams;
+    scan_states_f32 = scan_states::<f32>, StatesParams;
+    scan_states_bf16 = scan_states::<bf16>, StatesParams;
+    scan_states_f16 = scan_states::<f16>, StatesParams;
+    grad_kda_f32 = grad::<Kda, f32>, GradParams;
+    grad_kda_bf16 = grad::<Kda, bf16>, GradParams;
+    grad_kda_f16 = grad::<Kda, f16>, GradParams;
+    grad_gdn_f32 = grad::<Gdn, f32>, GradParams;
+    grad_gdn_bf16 = grad::<Gdn, bf16>, GradParams;
+    grad_gdn_f16 = grad::<Gdn, f16>, GradParams;
+    reduce_f32 = reduce, ReduceParams;
     sum_shares_f32 = sum_shares, SumParams;
+    comm_bench = exchange, CommBenchParams;
+    conformance_acc_f32 = acc_ops::<f32>, TileCase;
+    conformance_acc_bf16 = acc_ops::<bf16>, TileCase;
+    conformance_acc_f16 = acc_ops::<f16>, TileCase;
+    conformance_elements_f32 = element_ops::<f32>, TileCase;
+    conformance_elements_bf16 = element_ops::<bf16>, TileCase;
+    conformance_elements_f16 = element_ops::<f16>, TileCase;
+    conformance_decay_f32 = decay_ops::<f32>, TileCase;
+    conformance_decay_bf16 = decay_ops::<bf16>, TileCase;
+    conformance_decay_f16 = decay_ops::<f16>, TileCase;
+    conformance_block_f32 = block_ops, TileCase;
 }
 
 /// As `entries`, with bounds: walks over tokens need many threads on a multiprocessor, so that enough loads are on their way.
@@ -73,48 +106,4 @@ convolutions! {
     convolve_back_f32 = convolve_back::<f32>, ConvolveBackParams, 5;
     convolve_back_bf16 = convolve_back::<bf16>, ConvolveBackParams, 5;
     convolve_back_f16 = convolve_back::<f16>, ConvolveBackParams, 5;
-}
-
-/// [`hopper::prep::prep`].
-///
-/// # Safety
-/// As of the other entries.
-#[kernel(threads = 256, blocks_per_sm = 2)]
-pub unsafe fn prep_kda_bf16_hopper(params: PrepParams) {
-    // SAFETY: as in the other entries.
-    let mut wg = unsafe { Warpgroup::enter() };
-    hopper::prep::prep::<Kda>(&mut wg, &params);
-}
-
-/// [`hopper::prep::prep`].
-///
-/// # Safety
-/// As of the other entries.
-#[kernel(threads = 256, blocks_per_sm = 2)]
-pub unsafe fn prep_gdn_bf16_hopper(params: PrepParams) {
-    // SAFETY: as in the other entries.
-    let mut wg = unsafe { Warpgroup::enter() };
-    hopper::prep::prep::<Gdn>(&mut wg, &params);
-}
-
-/// [`hopper::scan::scan_push`], one walking warpgroup in a block.
-///
-/// # Safety
-/// As of the other entries.
-#[kernel(threads = 256, registers = 240)]
-pub unsafe fn scan_push_bf16_hopper_1(params: ScanParams) {
-    // SAFETY: as in the other entries.
-    let mut wg = unsafe { Warpgroup::enter() };
-    hopper::scan::scan_push::<1>(&mut wg, &params);
-}
-
-/// [`hopper::scan::scan_push`], two walking warpgroups in a block.
-///
-/// # Safety
-/// As of the other entries.
-#[kernel(threads = 384, registers = 168)]
-pub unsafe fn scan_push_bf16_hopper_2(params: ScanParams) {
-    // SAFETY: as in the other entries.
-    let mut wg = unsafe { Warpgroup::enter() };
-    hopper::scan::scan_push::<2>(&mut wg, &params);
 }

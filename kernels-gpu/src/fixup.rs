@@ -7,6 +7,8 @@
 //! S_out = S_own + M_own S_in                       where the sequence ends here
 //! ```
 //! Transposed as in the scan: S^T is `[64, K]` for a column block, M^T `[K, K]`, so S_new^T = S^T + S_in^T M^T.
+//! In a backward step S is the gradient of a state, later PEs take the place of earlier ones, and the map is the
+//! transpose: S_in <- S + M^T S_in.
 //!
 //! The only kernel that waits for other PEs (outside exact mode). Items come by ticket; the one that merges a
 //! column block precedes those that use its result, so a block only ever waits for blocks that already run.
@@ -32,11 +34,11 @@ pub const fn shared_bytes(k: usize, chunk: usize, element: usize) -> usize {
 ///
 /// Rounding S_in to an operand before every product with M would round the state itself once per PE of the sequence,
 /// and these errors add up over the PEs. So narrow operands come in pairs, the rounded value and the rest.
-struct Tiles<E> {
+pub(crate) struct Tiles<E> {
     /// S_in^T, `[64,K]`.
     state: Shared<f32>,
     /// S_in^T as an operand.
-    operand: Shared<E>,
+    pub(crate) operand: Shared<E>,
     /// What `operand` has lost of the state, as an operand; unused if operands are f32.
     rest: Shared<E>,
     /// A `[64,64]` part of M^T.
@@ -48,19 +50,41 @@ struct Tiles<E> {
 }
 
 /// An item's place: which state, and which 64 columns of it.
-struct Place {
-    item: FixItem,
-    segment: Segment,
+pub(crate) struct Place {
+    pub(crate) item: FixItem,
+    pub(crate) segment: Segment,
     /// Row of the channel.
     row: u32,
     /// First column of V and number of columns.
-    first: usize,
+    pub(crate) first: usize,
     count: usize,
+}
+
+/// How outputs are corrected, once the state is there.
+pub(crate) trait Correction<E> {
+    /// o = o_local + q-tilde S_in for the item's chunks, each warpgroup its own.
+    fn correct(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>);
+}
+
+/// With the common tile operations.
+struct Portable;
+
+impl<E: OperandElement> Correction<E> for Portable {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn correct(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>) {
+        correct(wg, p, at, t);
+    }
 }
 
 /// Persistent grid: blocks take items by ticket until there are no more.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn fix_out<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams) {
+    fix_out_by::<E, Portable>(wg, p);
+}
+
+/// [`fix_out`], corrected by `B`.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup<'_>, p: &FixParams) {
     let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
     // A copy of the state also for f32: one warpgroup still reads it while another stores its part of the next state.
     let operand = wg.shared(BLOCK_COLUMNS, k);
@@ -97,7 +121,7 @@ pub fn fix_out<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams) {
             return;
         }
         let start = wg.clock();
-        correct(wg, p, &at, &t);
+        B::correct(wg, p, &at, &t);
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::FixOut, [start, end], [item.head, item.first_chunk], 0);
         if item.merges != 0 && segment.final_row != NONE && p.finals.is_present() {
@@ -108,6 +132,7 @@ pub fn fix_out<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams) {
 
 /// Waits for the summaries of all PEs before this one, composes them, stores the state and tells the other
 /// blocks. False, on all warpgroups, if a summary did not arrive in time.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn merge<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
     let layout = &p.channel.layout;
     let source =
@@ -155,12 +180,14 @@ fn merge<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'
 }
 
 /// The merged state `[count, K]` in global memory.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn state_in(p: &FixParams, at: &Place) -> Matrix {
     let (k, v) = (p.tables.sizes.k as usize, p.tables.sizes.v as usize);
     p.state_in.matrix((at.row as usize * v + at.first) * k, at.count, k, k, 1)
 }
 
 /// Takes the state that another block merged. False, on all warpgroups, if it did not come in time.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn fetch<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
     let merged = wg.index() != 0 || port.await_merged(wg, at.row, at.item.block);
     if !wg.sync_and(merged) {
@@ -175,6 +202,7 @@ fn fetch<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'
 }
 
 /// operand = state, rounded, and rest = state - operand; between two block barriers.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn to_operand<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>) {
     wg.sync_block();
     let (first, rows) = share_of(t.state.rows(), wg.count(), wg.index());
@@ -188,6 +216,7 @@ fn to_operand<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>) {
 }
 
 /// Calls `f(channel, width)` for this warpgroup's slabs of K.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn each_slab(wg: &mut Warpgroup<'_>, p: &FixParams, mut f: impl FnMut(&mut Warpgroup<'_>, usize, usize)) {
     let k = p.tables.sizes.k as usize;
     let mut channel = wg.index() * BLOCK_COLUMNS;
@@ -197,9 +226,10 @@ fn each_slab(wg: &mut Warpgroup<'_>, p: &FixParams, mut f: impl FnMut(&mut Warpg
     }
 }
 
-/// Columns `channel ..` of s^T + S_in^T M^T (without the product if `with_m` is false). Of narrow operands, the product
+/// Columns `channel ..` of s^T + S_in^T M^T, or s^T + S_in^T M if `m_transposed` (without the product if `with_m` is false). Of narrow operands, the product
 /// of the two rests is left out: it is below f32 rounding.
 #[allow(clippy::too_many_arguments)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn compose<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &FixParams,
@@ -217,8 +247,14 @@ fn compose<E: OperandElement>(
         for block in layout.s_blocks()..layout.blocks() {
             let (first, count) = layout.columns(block);
             let (first, count) = (first as usize, count as usize);
-            let (m, m_rest) = (t.m.part(0, 0, count, width), t.m_rest.part(0, 0, count, width));
-            let source = m_block(wg, block).columns(channel, width);
+            // Rows of what lies there are columns of M.
+            let source = if p.m_transposed != 0 {
+                let slab = (channel / BLOCK_COLUMNS) as u32;
+                m_block(wg, layout.s_blocks() + slab).columns(first, count)
+            } else {
+                m_block(wg, block).columns(channel, width)
+            };
+            let (m, m_rest) = (t.m.part(0, 0, source.rows, source.cols), t.m_rest.part(0, 0, source.rows, source.cols));
             let m_is_wider = !E::WIDE && source.tensor.dtype() == DtypeCode::F32;
             wg.sync();
             wg.load(m, source);
@@ -226,6 +262,7 @@ fn compose<E: OperandElement>(
                 wg.load_map(m_rest, source, 0.0, |x| x - E::round(x));
             }
             wg.sync();
+            let (m, m_rest) = if p.m_transposed != 0 { (m.t(), m_rest.t()) } else { (m, m_rest) };
             acc.mma(wg, t.operand.columns(first, count), m);
             if !E::WIDE {
                 acc.mma(wg, t.rest.columns(first, count), m);
@@ -239,6 +276,7 @@ fn compose<E: OperandElement>(
 }
 
 /// o = o_local + q-tilde S_in for the item's chunks, each warpgroup its own.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn correct<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>) {
     let (c, k, v) = (t.q_tilde.rows(), p.tables.sizes.k as usize, p.tables.sizes.v as usize);
     let hv = p.tables.sizes.hv as usize;
@@ -266,6 +304,7 @@ fn correct<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place,
 }
 
 /// S_out = S_own + M_own S_in into the caller's final states.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn final_state<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>) {
     let layout = &p.channel.layout;
     let own = |block| own_columns(layout, &p.own, at.row, block);

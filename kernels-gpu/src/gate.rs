@@ -1,7 +1,7 @@
 //! What differs between KDA (a decay per key channel) and GDN (a decay per head): a type parameter of the
 //! kernels. Formulas: the scores of a chunk are `sum_d x_id k_jd exp(G_id - G_jd)` for j <= i.
 
-use crate::params::{GateForm, Matrix, PrepParams};
+use crate::params::{GateForm, Matrix, PrepParams, Sizes, Tensor};
 use crate::tile::{Acc, OperandElement, Shared, Warpgroup, share_of};
 
 /// Tiles that the scores of one slab of key channels need.
@@ -31,11 +31,31 @@ pub trait Gate: 'static {
         if Self::PER_CHANNEL { channels } else { 1 }
     }
 
+    /// Of a tensor shaped like the log decays: `rows` tokens from `token`, value head `head` and the key channels from `channel`.
+    fn of_tokens(
+        x: &Tensor,
+        sizes: &Sizes,
+        token: usize,
+        rows: usize,
+        head: usize,
+        channel: usize,
+        channels: usize,
+    ) -> Matrix;
+
+    /// Of a tensor with a bias for each `row` (a head, or a chunk and head): its key channels from `channel`, as a row.
+    fn of_head(x: &Tensor, sizes: &Sizes, row: usize, channel: usize, channels: usize) -> Matrix;
+
     /// The log decay of `rows` tokens from `token`, of value head `head` and the key channels from `channel`.
-    fn log_decay(p: &PrepParams, token: usize, rows: usize, head: usize, channel: usize, channels: usize) -> Matrix;
+    #[inline(always)]
+    fn log_decay(p: &PrepParams, token: usize, rows: usize, head: usize, channel: usize, channels: usize) -> Matrix {
+        Self::of_tokens(&p.g, &p.tables.sizes, token, rows, head, channel, channels)
+    }
 
     /// The gate's bias for the same head and channels, as a row.
-    fn bias(p: &PrepParams, head: usize, channel: usize, channels: usize) -> Option<Matrix>;
+    #[inline(always)]
+    fn bias(p: &PrepParams, head: usize, channel: usize, channels: usize) -> Option<Matrix> {
+        p.dt_bias.is_present().then(|| Self::of_head(&p.dt_bias, &p.tables.sizes, head, channel, channels))
+    }
 
     /// Adds this slab's share to the scores. Collective over the block: contains block barriers.
     fn add_scores<E: OperandElement>(wg: &mut Warpgroup<'_>, tiles: &ScoreTiles<E>);
@@ -79,14 +99,24 @@ pub struct Kda;
 impl Gate for Kda {
     const PER_CHANNEL: bool = true;
 
-    fn log_decay(p: &PrepParams, token: usize, rows: usize, head: usize, channel: usize, channels: usize) -> Matrix {
-        let (hv, k) = (p.tables.sizes.hv as usize, p.tables.sizes.k as usize);
-        p.g.matrix((token * hv + head) * k + channel, rows, channels, hv * k, 1)
+    #[inline(always)]
+    fn of_tokens(
+        x: &Tensor,
+        sizes: &Sizes,
+        token: usize,
+        rows: usize,
+        head: usize,
+        channel: usize,
+        channels: usize,
+    ) -> Matrix {
+        let (hv, k) = (sizes.hv as usize, sizes.k as usize);
+        x.matrix((token * hv + head) * k + channel, rows, channels, hv * k, 1)
     }
 
-    fn bias(p: &PrepParams, head: usize, channel: usize, channels: usize) -> Option<Matrix> {
-        let k = p.tables.sizes.k as usize;
-        p.dt_bias.is_present().then(|| p.dt_bias.matrix(head * k + channel, 1, channels, k, 1))
+    #[inline(always)]
+    fn of_head(x: &Tensor, sizes: &Sizes, row: usize, channel: usize, channels: usize) -> Matrix {
+        let k = sizes.k as usize;
+        x.matrix(row * k + channel, 1, channels, k, 1)
     }
 
     /// Exponents must never be positive. Blocks off the diagonal split at the boundary between their rows and
@@ -128,13 +158,15 @@ pub struct Gdn;
 impl Gate for Gdn {
     const PER_CHANNEL: bool = false;
 
-    fn log_decay(p: &PrepParams, token: usize, rows: usize, head: usize, _: usize, _: usize) -> Matrix {
-        let hv = p.tables.sizes.hv as usize;
-        p.g.matrix(token * hv + head, rows, 1, hv, 1)
+    #[inline(always)]
+    fn of_tokens(x: &Tensor, sizes: &Sizes, token: usize, rows: usize, head: usize, _: usize, _: usize) -> Matrix {
+        let hv = sizes.hv as usize;
+        x.matrix(token * hv + head, rows, 1, hv, 1)
     }
 
-    fn bias(p: &PrepParams, head: usize, _: usize, _: usize) -> Option<Matrix> {
-        p.dt_bias.is_present().then(|| p.dt_bias.matrix(head, 1, 1, 1, 1))
+    #[inline(always)]
+    fn of_head(x: &Tensor, _: &Sizes, row: usize, _: usize, _: usize) -> Matrix {
+        x.matrix(row, 1, 1, 1, 1)
     }
 
     /// The decay does not depend on the channel: plain products now, the decay once at the end.

@@ -13,6 +13,7 @@
 //! Two warpgroups: the first computes what has k on the left, the second what has q. Channels go through in
 //! slabs of 64, so that the shared tiles do not grow with K.
 
+use crate::element::DtypeCode;
 use crate::gate::{Gate, ScoreTiles};
 use crate::math::sigmoid;
 use crate::params::{Chunk, Matrix, PrepParams, StampKind, Tensor};
@@ -22,10 +23,15 @@ use crate::tile::{Acc, BLOCK_COLUMNS, OperandElement, RESERVED_BYTES, Shared, Wa
 pub const WARPGROUPS: usize = 2;
 
 /// Added to the sum of squares in the norm of q and k.
-const NORM_EPSILON: f32 = 1e-6;
+pub(crate) const NORM_EPSILON: f32 = 1e-6;
 
-/// Floor of |beta| in A': a column of A' must stay invertible, so that a backward pass can take beta out again.
-const BETA_FLOOR: f32 = 1e-20;
+/// |beta|, not below a floor: a column of A' must stay invertible, so that the backward pass can take beta out again. The
+/// floor of f16 is what its subnormal numbers hold to 1 %, far below the rounding of anything of ordinary size.
+#[inline(always)]
+pub(crate) fn floored_beta<E: OperandElement>(beta: f32) -> f32 {
+    let floor = if matches!(E::CODE, DtypeCode::F16) { 7.629_395e-6 } else { 1e-20 };
+    if beta.abs() < floor { floor } else { beta }
+}
 
 /// Bytes of shared memory of a block, for a gate with a decay per channel or not.
 pub const fn shared_bytes(k: usize, chunk: usize, element: usize, per_channel: bool) -> usize {
@@ -79,24 +85,35 @@ pub fn prep<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams) 
 }
 
 /// Which chunk and head a block works on.
-struct Place {
-    chunk: usize,
-    token: usize,
-    len: usize,
-    head: usize,
-    qk_head: usize,
+pub(crate) struct Place {
+    /// Chunk.
+    pub chunk: usize,
+    /// Its first token.
+    pub token: usize,
+    /// Its tokens.
+    pub len: usize,
+    /// Value head.
+    pub head: usize,
+    /// Its q/k head.
+    pub qk_head: usize,
 }
 
 impl Place {
-    fn of_block(wg: &Warpgroup<'_>, p: &PrepParams) -> Self {
+    pub fn of_block(wg: &Warpgroup<'_>, p: &PrepParams) -> Self {
         let (h, hv) = (p.tables.sizes.h as usize, p.tables.sizes.hv as usize);
         let (chunk, head) = (wg.block() / hv, wg.block() % hv);
         let Chunk { token, len } = wg.read(p.tables.chunks, chunk);
         Self { chunk, token: token as usize, len: len as usize, head, qk_head: head / (hv / h) }
     }
 
+    /// One value for each token, of `[tokens, HV]`.
+    pub fn steps(&self, p: &PrepParams, x: &Tensor) -> Matrix {
+        let hv = p.tables.sizes.hv as usize;
+        x.matrix(self.token * hv + self.head, self.len, 1, hv, 1)
+    }
+
     /// Rows of q or k, some channels.
-    fn rows(&self, p: &PrepParams, x: &Tensor, channel: usize, channels: usize) -> Matrix {
+    pub fn rows(&self, p: &PrepParams, x: &Tensor, channel: usize, channels: usize) -> Matrix {
         let (h, k) = (p.tables.sizes.h as usize, p.tables.sizes.k as usize);
         x.matrix((self.token * h + self.qk_head) * k + channel, self.len, channels, h * k, 1)
     }
@@ -148,7 +165,7 @@ fn has_k(wg: &Warpgroup<'_>) -> bool {
 
 /// What needs no slab: norms of whole rows, beta, empty scores.
 fn rows_and_steps<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>) {
-    let (k, hv) = (p.tables.sizes.k as usize, p.tables.sizes.hv as usize);
+    let k = p.tables.sizes.k as usize;
     let norm = t.norm(wg);
     if p.l2norm != 0 {
         let source = if has_k(wg) { &p.k } else { &p.q };
@@ -158,13 +175,16 @@ fn rows_and_steps<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at:
     }
     wg.fill(t.scores, |_, _| 0.0);
     if has_k(wg) {
-        let factor = p.beta_factor;
-        wg.load_map(t.beta, p.beta.matrix(at.token * hv + at.head, at.len, 1, hv, 1), 0.0, |x| {
-            if factor == 0.0 { x } else { factor * sigmoid(x) }
-        });
+        load_beta(wg, p, at, t.beta);
         wg.sync();
-        wg.convert(t.beta_floored, t.beta, |x| if x.abs() < BETA_FLOOR { BETA_FLOOR } else { x });
+        wg.convert(t.beta_floored, t.beta, floored_beta::<E>);
     }
+}
+
+/// beta of the chunk's tokens, activated.
+pub(crate) fn load_beta(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, column: Shared<f32>) {
+    let factor = p.beta_factor;
+    wg.load_map(column, at.steps(p, &p.beta), 0.0, |x| if factor == 0.0 { x } else { factor * sigmoid(x) });
 }
 
 /// Normalised rows of k (first warpgroup) and of q, scaled (second); both share the decays.

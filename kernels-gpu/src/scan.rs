@@ -156,6 +156,10 @@ pub(crate) fn initial_state(
         }
         wg.load(state, port.received(wg, source, row, columns.block));
         wg.sync();
+        if p.state_in.is_present() {
+            let (k, v) = (p.tables.sizes.k as usize, p.tables.sizes.v as usize);
+            wg.store(p.state_in.matrix((row as usize * v + columns.first) * k, columns.count, k, k, 1), state);
+        }
         port.finish_reading(wg, row, p.tables.sources, segment.first_source + segment.sources - 1, 1);
     } else if segment.initial != NONE && p.initial.is_present() {
         wg.load(state, caller_state(p, &p.initial, segment.initial, item.head, columns));
@@ -296,16 +300,21 @@ pub(crate) fn hand_over(
         }
     }
     let (hv, head) = (p.tables.sizes.hv, item.head);
+    if !columns.is_state && p.transitions.is_present() {
+        let (k, row) = (state.cols(), (segment.receive_lane * hv + head) as usize);
+        wg.store(p.transitions.matrix((row * k + columns.first) * k, columns.count, k, k, 1), state);
+    }
     let all = Targets { table: p.tables.targets, first: segment.first_target, count: segment.targets, hv, head };
+    let send_row = segment.send_lane.wrapping_mul(hv).wrapping_add(head);
     if segment.targets == 0 {
         true
     } else if mode == StepMode::Bulk as u32 {
-        port.stage(wg, all, segment.send_lane * hv + head, columns.block, state)
+        port.stage(wg, all, send_row, columns.block, state)
     } else if mode == StepMode::Exact as u32 {
         // The chain: only the nearest PE after this one needs the state.
-        port.push(wg, Targets { count: 1, ..all }, columns.block, state)
+        port.push(wg, Targets { count: 1, ..all }, send_row, columns.block, state)
     } else {
-        port.push(wg, all, columns.block, state)
+        port.push(wg, all, send_row, columns.block, state)
     }
 }
 

@@ -194,6 +194,53 @@ fn model(layout: ChannelLayout, fault: Fault, body: impl Fn(Pe, Pe) + Send + Syn
     });
 }
 
+/// One PE's side of both directions: a channel each, with slots, words and epochs of its own.
+struct Training {
+    forward: Pe,
+    backward: Pe,
+}
+
+/// An operation of training: states flow from PE 0 to PE 1, gradients back.
+#[derive(Clone, Copy)]
+enum Call {
+    /// Forward, of this epoch of the forward channel.
+    Forward(u64),
+    /// Backward, of this epoch of the backward channel.
+    Backward(u64),
+}
+
+impl Training {
+    /// Operations in the order of a PE's stream: each ends before the next one starts.
+    fn run(&self, calls: &[Call]) {
+        let first = self.forward.pe == 0;
+        for &call in calls {
+            match (call, first) {
+                (Call::Forward(epoch), true) => self.forward.send(1, epoch),
+                (Call::Forward(epoch), false) => self.forward.read_alone(0, epoch),
+                (Call::Backward(epoch), true) => self.backward.read_alone(1, epoch),
+                (Call::Backward(epoch), false) => self.backward.send(0, epoch),
+            }
+        }
+    }
+}
+
+/// Both PEs run `calls`.
+fn training(fault: Fault, calls: &'static [Call]) {
+    let layout = one_block();
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(move || {
+        let memory = || Arc::new((0..2).map(|pe| Memory::new(&layout, pe)).collect::<Vec<_>>());
+        let (forward, backward) = (memory(), memory());
+        let pe = |pe, all: &Arc<Vec<Memory>>| Pe { pe, layout, fault, all: Arc::clone(all) };
+        let side = |i| Training { forward: pe(i, &forward), backward: pe(i, &backward) };
+        let (left, right) = (side(0), side(1));
+        let other = thread::spawn(move || right.run(calls));
+        left.run(calls);
+        other.join().unwrap();
+    });
+}
+
 /// PE 0 sends in `epochs`, PE 1 reads alone in the same.
 fn stream(layout: ChannelLayout, fault: Fault, epochs: &'static [u64]) {
     model(layout, fault, move |sender, receiver| {
@@ -283,6 +330,51 @@ fn both_directions_at_once() {
             a.read_alone(1, epoch);
         }
         other.join().unwrap();
+    });
+}
+
+/// PE 1 is done with a backward step as soon as its gradients are sent, and waits in the next forward step while PE 0 still
+/// reads them.
+#[test]
+fn a_forward_step_may_overtake_the_backward_step_before_it() {
+    use Call::{Backward, Forward};
+    training(Fault::None, &[Forward(1), Backward(1), Forward(2), Backward(2)]);
+}
+
+/// Several steps forward, then back in any order; the channels' epochs do not keep step, and slots are used again.
+#[test]
+fn the_directions_count_epochs_of_their_own() {
+    use Call::{Backward, Forward};
+    training(Fault::None, &[Forward(1), Forward(2), Backward(1), Forward(3)]);
+    training(Fault::None, &[Forward(1), Backward(1), Backward(2), Backward(3)]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_the_ack_wait_a_gradient_is_overwritten() {
+    use Call::{Backward, Forward};
+    training(Fault::SkipAckWait, &[Forward(1), Backward(1), Backward(2), Backward(3)]);
+}
+
+/// Why the directions share no words: a PE in the middle merges in both, and the flag of the forward step would let a block
+/// of the backward step pass that counts from 1 as well.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_merged_flag_that_both_directions_share_lets_a_reader_pass_too_early() {
+    model(one_block(), Fault::None, |_, middle| {
+        let (layout, epoch) = (middle.layout, 1);
+        // The forward step, complete.
+        publish_merged(&middle, &layout, 0, 0, epoch);
+        let other = middle.clone();
+        let merging = thread::spawn(move || {
+            // SAFETY: loom fails the model if this access races.
+            other.own().merged.with_mut(|merged| unsafe { *merged = 7 });
+            publish_merged(&other, &layout, 0, 0, epoch);
+        });
+        await_merged(&middle, &layout, 0, 0, epoch).unwrap();
+        // SAFETY: loom fails the model if this access races.
+        middle.own().merged.with(|merged| unsafe { *merged });
+        merging.join().unwrap();
     });
 }
 

@@ -23,6 +23,7 @@ struct Memory {
     slots: BTreeMap<usize, [AtomicU64; PAYLOAD_WORDS]>,
 }
 
+/// One PE's side of one channel.
 #[derive(Clone)]
 struct Pe {
     pe: u32,
@@ -105,8 +106,8 @@ fn content(message: &Message) -> u64 {
     (((epoch * 16 + u64::from(source)) * 16 + u64::from(dest)) * 16 + u64::from(row)) * 160 + u64::from(block) * 16
 }
 
-/// Runs `body` once per PE, each on its own thread, to the end.
-fn on_every_pe(layout: ChannelLayout, waits_for_acks: bool, body: impl Fn(Pe) + Send + Sync + 'static) {
+/// Memory of one channel on every PE.
+fn channel(layout: &ChannelLayout) -> Arc<Vec<Memory>> {
     let memory = || Memory {
         words: (0..layout.words()).map(|_| AtomicU64::new(0)).collect(),
         slots: (0..layout.pes)
@@ -118,7 +119,12 @@ fn on_every_pe(layout: ChannelLayout, waits_for_acks: bool, body: impl Fn(Pe) + 
             .map(|offset| (offset, std::array::from_fn(|_| AtomicU64::new(0))))
             .collect(),
     };
-    let all = Arc::new((0..layout.pes).map(|_| memory()).collect::<Vec<_>>());
+    Arc::new((0..layout.pes).map(|_| memory()).collect::<Vec<_>>())
+}
+
+/// Runs `body` once per PE, each on its own thread, to the end.
+fn on_every_pe(layout: ChannelLayout, waits_for_acks: bool, body: impl Fn(Pe) + Send + Sync + 'static) {
+    let all = channel(&layout);
     let body = Arc::new(body);
     let threads: Vec<_> = (0..layout.pes)
         .map(|pe| {
@@ -197,6 +203,58 @@ fn chain() {
             }
         }
     });
+}
+
+/// Training: states go to later PEs in forward calls, gradients to earlier ones in backward calls, each direction in a channel
+/// of its own. Calls come in any order, with more of one kind than of the other, and a call may have nothing to send.
+fn train() {
+    let layout = ChannelLayout::new(PES, ROWS, 16, 16, 0).unwrap();
+    let mut rng = thread_rng();
+    let mut epochs = [0; 2];
+    // (direction, epoch in its channel, whether this pair sends), the same list on all PEs.
+    let calls: Vec<_> = (0..2 * EPOCHS)
+        .map(|_| {
+            let backward = rng.r#gen::<bool>();
+            epochs[usize::from(backward)] += 1;
+            let pairs: Vec<bool> = (0..PES * PES * ROWS).map(|_| rng.gen_bool(0.5)).collect();
+            (backward, epochs[usize::from(backward)], pairs)
+        })
+        .collect();
+    let channels = [channel(&layout), channel(&layout)];
+    let calls = Arc::new(calls);
+    let threads: Vec<_> = (0..PES)
+        .map(|me| {
+            let sides = channels.clone().map(|all| Pe { pe: me, layout, waits_for_acks: true, all });
+            let calls = Arc::clone(&calls);
+            thread::spawn(move || {
+                for (backward, epoch, pairs) in calls.iter() {
+                    let pe = &sides[usize::from(*backward)];
+                    let sends = |source: u32, dest: u32, row: u32| {
+                        let right_way = if *backward { source > dest } else { source < dest };
+                        right_way && pairs[((source * PES + dest) * ROWS + row) as usize]
+                    };
+                    for row in 0..ROWS {
+                        for dest in (0..PES).filter(|&dest| sends(me, dest, row)) {
+                            let message = Message { source: me, dest, row, block: 0, epoch: *epoch };
+                            push(pe, &layout, message, |slot| pe.write(dest, slot, content(&message))).unwrap();
+                        }
+                    }
+                    for row in 0..ROWS {
+                        let sources: Vec<_> = (0..PES).filter(|&source| sends(source, me, row)).collect();
+                        if !sources.is_empty() {
+                            pe.read_row(row, 0, *epoch, &sources);
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+}
+
+#[test]
+fn forward_and_backward_calls_in_any_order_do_not_mix() {
+    shuttle::check_random(train, ITERATIONS);
 }
 
 #[test]

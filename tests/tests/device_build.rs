@@ -9,7 +9,7 @@ use cuda_builder::ptx::{Function, Module};
 use cuda_builder::{Artifacts, BuildError, CudaBuilder, CudaTools, Fault, Llvm, Nvshmem, RustToolchain};
 
 /// Kernels of the probe that the builder accepts, hot ones among them, and those it warns of.
-const ACCEPTED: [&str; 24] = [
+const ACCEPTED: [&str; 25] = [
     "arithmetic",
     "assembly_between_arms",
     "barrier_between_arms",
@@ -28,6 +28,7 @@ const ACCEPTED: [&str; 24] = [
     "product_n32_f16",
     "product_n64_bf16",
     "product_n64_f16",
+    "references_to_arguments",
     "shared_memory",
     "special",
     "too_few_registers",
@@ -204,15 +205,51 @@ fn registers_cannot_be_moved_in_a_linked_module() {
 }
 
 #[test]
-fn the_kernels_build() {
+fn the_kernels_keep_nothing_in_local_memory() {
     if probe("unused").is_none() {
         return;
     }
     let built = CudaBuilder::new(in_workspace("kernels-gpu")).module("kernels-test").build().unwrap();
-    assert!(!built.resources.is_empty());
-    for kernel in &built.resources {
-        assert_eq!(kernel.static_shared_bytes, 0, "{}: shared memory is dynamic throughout", kernel.kernel);
+    let module = Module::parse(&std::fs::read_to_string(&built.ptx).unwrap());
+    let names: Vec<&str> = built.resources.iter().map(|kernel| kernel.kernel.as_str()).collect();
+    for entry in deltalink::exec::conformance::device_entries() {
+        assert!(names.contains(&entry.as_str()), "no {entry} in {names:?}");
     }
+    for kernel in &built.resources {
+        let name = &kernel.kernel;
+        assert_eq!(kernel.static_shared_bytes, 0, "{name}: shared memory is dynamic throughout");
+        let local = (kernel.local_arrays, kernel.stack_bytes, kernel.spill_store_bytes, kernel.spill_load_bytes);
+        assert_eq!(local, (0, 0, 0, 0), "{name}: arrays, stack, spills");
+        // That of the block and those of up to four warpgroups, by numbers that the assembler sees.
+        assert!(kernel.barriers <= 5, "{name}: {} barriers", kernel.barriers);
+        for barrier in module.functions[name].body.iter().filter(|line| line.trim_start().starts_with("bar.")) {
+            assert!(!barrier.contains('%'), "{name}: {barrier}");
+        }
+    }
+}
+
+#[test]
+fn the_kernels_build_for_racecheck() {
+    if probe("unused").is_none() {
+        return;
+    }
+    let kernels = CudaBuilder::new(in_workspace("kernels-gpu")).kernels(["prep_kda_f32"]);
+    let plain = kernels.clone().module("kernels-test-plain").build().unwrap();
+    let level = kernels.module("kernels-test-racecheck").features(["racecheck"]).build().unwrap();
+    let barriers = |built: &Artifacts| {
+        let module = Module::parse(&std::fs::read_to_string(&built.ptx).unwrap());
+        module.functions["prep_kda_f32"].count("bar.sync 1, 128")
+    };
+    // One more before each barrier of the block, in a loop.
+    assert!(barriers(&level) > barriers(&plain) && barriers(&plain) > 0);
+}
+
+#[test]
+fn references_to_arguments_need_no_memory() {
+    let Some((built, module)) = accepted() else { return };
+    let resources = built.resources.iter().find(|kernel| kernel.kernel == "references_to_arguments").unwrap();
+    let kernel = &module.functions["references_to_arguments"];
+    assert!(!kernel.has_local() && resources.stack_bytes == 0, "{:#?}", kernel.body);
 }
 
 #[test]

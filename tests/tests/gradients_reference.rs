@@ -2,7 +2,7 @@
 
 mod differences;
 
-use deltalink::compare::{Error, REFERENCE_TOLERANCE, against_file, gradients_against_file};
+use deltalink::compare::{Error, REFERENCE_TOLERANCE, against_file};
 use deltalink::file::InputFile;
 use deltalink::generate::{BetaKind, Decay, GateKind, Keys, Spec, shapes};
 use deltalink::gradients::Gradients;
@@ -63,17 +63,11 @@ fn both_forms_match_every_golden_file() {
 fn every_gradient_in_the_golden_files_is_one_that_is_compared() {
     for path in golden_files() {
         let file = load(&path);
-        let p = problem(&file);
-        let found = backward(&p, &file.upstream().expect("a golden file has do")).unwrap();
+        let found = backward(&problem(&file), &file.upstream().expect("a golden file has do")).unwrap();
         let names: Vec<_> = found.named(&file.inputs()).into_iter().map(|(name, _)| name).collect();
         let all = ["dq", "dk", "dv", "dg", "dg_raw", "dA_log", "ddt_bias", "dbeta", "dbeta_logits", "dh0"];
         for gradient in all {
             assert_eq!(names.contains(&gradient), file.expected(gradient).is_some(), "{}: {gradient}", name(&path));
-        }
-        let checked = gradients_against_file(&file, &p, &found);
-        assert_eq!(checked.iter().map(|checked| &checked.name[..]).collect::<Vec<_>>(), names, "{}", name(&path));
-        for checked in checked {
-            assert!(checked.mismatch.is_none(), "{}: {}", name(&path), checked.mismatch.unwrap_or_default());
         }
     }
 }

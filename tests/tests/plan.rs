@@ -207,6 +207,86 @@ proptest! {
         prop_assert!(chain.iter().all(|m| m.bytes_m == 0 && push.iter().any(|p| (p.from, p.to, p.seq) == (m.from, m.to, m.seq))));
     }
 
+    /// The backward pass: whoever received now sends, to the rows that await it, and everything flows from right to left.
+    #[test]
+    fn in_the_mirror_receivers_send_and_senders_receive(plan in plans()) {
+        let mirrored = plan.mirrored();
+        let (mut sent, mut received) = (BTreeMap::new(), BTreeMap::new());
+        for (r, (rank, forward)) in mirrored.ranks.iter().zip(&plan.ranks).enumerate() {
+            prop_assert_eq!((rank.batch, rank.tokens), (forward.batch, forward.tokens));
+            prop_assert_eq!((&rank.starts, &rank.ends), (&forward.ends, &forward.starts));
+            if rank.tokens == 0 {
+                prop_assert_eq!(rank.sending().count() + rank.receiving().count(), 0);
+            }
+            for (lane, (segment, send)) in rank.sending().enumerate() {
+                prop_assert_eq!(send.lane, lane);
+                prop_assert!(send.to.is_sorted_by(|a, b| a.rank > b.rank));
+                for target in &send.to {
+                    prop_assert!(target.rank < r, "rank {} sends to {}", r, target.rank);
+                    prop_assert!(sent.insert((r, target.rank, segment.seq), target.lane).is_none());
+                }
+            }
+            for (lane, (segment, receive)) in rank.receiving().enumerate() {
+                prop_assert_eq!(receive.lane, lane);
+                prop_assert!(lane < mirrored.lanes);
+                prop_assert!(receive.from.is_sorted_by(|a, b| a > b));
+                prop_assert_eq!(receive.from.last(), Some(&receive.previous()));
+                // Where the flow begins the gradient is absolute: there the sequence ends.
+                prop_assert!(plan.ranks[receive.origin()].ends.contains(&segment.seq));
+                for &from in &receive.from {
+                    received.insert((from, r, segment.seq), receive.lane);
+                }
+            }
+        }
+        prop_assert_eq!(&sent, &received);
+        let forward: BTreeSet<_> = plan.ranks.iter().enumerate().flat_map(|(r, rank)| {
+            rank.sending().flat_map(move |(s, send)| send.to.iter().map(move |t| (t.rank, r, s.seq)))
+        }).collect();
+        prop_assert_eq!(sent.keys().copied().collect::<BTreeSet<_>>(), forward);
+        // So the slots of both directions are laid out alike.
+        prop_assert_eq!(mirrored.lanes, plan.lanes);
+    }
+
+    #[test]
+    fn each_sequence_takes_its_gradient_once_where_it_ends_and_gives_one_where_it_starts(plan in plans()) {
+        let mirrored = plan.mirrored();
+        for seq in 0..plan.layout.sequences() {
+            let pieces = pieces(&mirrored, seq);
+            for (at, &(r, i)) in pieces.iter().enumerate() {
+                let (rank, segment) = (&mirrored.ranks[r], &mirrored.ranks[r].segments[i]);
+                prop_assert_eq!(segment.initial.is_some(), at + 1 == pieces.len());
+                prop_assert_eq!(segment.final_row.is_some(), at == 0);
+                prop_assert!(segment.initial.is_none_or(|row| rank.starts[row] == seq));
+                prop_assert!(segment.final_row.is_none_or(|row| rank.ends[row] == seq));
+                prop_assert_eq!(segment.initial.is_none(), segment.receive.is_some());
+                prop_assert_eq!(segment.final_row.is_none(), segment.send.is_some());
+                let forward = &plan.ranks[r].segments[i];
+                prop_assert_eq!((segment.start, segment.len), (forward.start, forward.len));
+            }
+        }
+    }
+
+    #[test]
+    fn the_mirror_of_the_mirror_is_the_plan(plan in plans()) {
+        prop_assert_eq!(plan.mirrored().mirrored(), plan);
+    }
+
+    /// As many bytes flow back as forth, but for M: the rank that need not send it is the last one, not the first.
+    #[test]
+    fn traffic_of_the_mirror_comes_from_the_other_side(plan in plans()) {
+        let mirrored = plan.mirrored();
+        let (forth, back) = (plan.traffic(&SIZES, Exchange::Push), mirrored.traffic(&SIZES, Exchange::Push));
+        let pairs = |messages: &[deltalink::plan::Message], turn: bool| -> BTreeSet<_> {
+            messages.iter().map(|m| if turn { (m.to, m.from, m.seq) } else { (m.from, m.to, m.seq) }).collect()
+        };
+        prop_assert_eq!(pairs(&forth, true), pairs(&back, false));
+        prop_assert_eq!(forth.iter().map(|m| m.bytes_s).sum::<usize>(), back.iter().map(|m| m.bytes_s).sum::<usize>());
+        for m in &back {
+            prop_assert_eq!(m.bytes_m == 0, plan.ranks[m.from].ends.contains(&m.seq));
+        }
+        prop_assert_eq!(plan.heap_bytes(&SIZES), mirrored.heap_bytes(&SIZES));
+    }
+
     #[test]
     fn every_pe_computes_the_same_plan(plan in plans()) {
         let again = make(&plan.layout, &Cuts::offsets(plan.cuts.clone()));

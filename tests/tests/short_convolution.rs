@@ -4,6 +4,7 @@
 mod convolutions;
 
 use convolutions::{Case, Spec, same_bits};
+use deltalink::op::Transport;
 use deltalink::op::convolution::whole::{Share, UpstreamShare};
 use deltalink::op::convolution::{ConvolutionConfig, ShortConvolution, ShortConvolutionError};
 use deltalink::plan::{Cuts, Plan};
@@ -115,6 +116,13 @@ fn checked_mode_finds_nothing() {
     let checked = ConvolutionConfig { checked: true, ..config() };
     check_all_cuts(&Spec { channels: vec![5, 3], ..Spec::default() }, &checked);
     check_all_cuts(&Spec { channels: vec![4], width: 8, ..Spec::packed(&[0, 0, 2, 3, 30, 33]) }, &checked);
+}
+
+#[test]
+fn halos_that_are_put_are_those_that_are_stored() {
+    let put = ConvolutionConfig { transport: Transport::Put, ..config() };
+    check_all_cuts(&Spec { dtype: Dtype::Bf16, channels: vec![200, 7], width: 8, ..Spec::default() }, &put);
+    check_all_cuts(&Spec { b: 3, t: 19, ..Spec::default() }, &ConvolutionConfig { workers: Some(3), ..put });
 }
 
 #[test]

@@ -10,7 +10,7 @@ pub struct Arguments {
     /// Architecture
     #[arg(long, default_value = "sm_90a")]
     arch: String,
-    /// Link with NVSHMEM, into a module of its own beside the plain one
+    /// With the crate's feature nvshmem, and linked with NVSHMEM, into a module of its own beside the plain one
     #[arg(long)]
     nvshmem: bool,
     /// Features of the crate, separated by commas
@@ -38,7 +38,7 @@ pub fn device_build(arguments: Arguments) -> Result<(), BuildError> {
         .kernels(arguments.kernels)
         .hot(arguments.hot);
     if arguments.nvshmem {
-        builder = builder.module("nvshmem").nvshmem(Nvshmem { shim: SHIM.into() });
+        builder = builder.module("nvshmem").features(["nvshmem"]).nvshmem(Nvshmem { shim: SHIM.into() });
     }
     let built = builder.build()?;
     println!("{}\n", built.table());

@@ -2,7 +2,6 @@
 //! `cargo xtask device-build` builds device modules.
 
 mod device_build;
-mod driver_stub;
 mod setup;
 mod shell;
 

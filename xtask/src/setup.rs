@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: compilers from Debian, CUDA and NVSHMEM from PyPI, and a stub of the driver.
+//! `cargo xtask setup`: compilers from Debian, CUDA and NVSHMEM from PyPI.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,6 @@ use std::process::Command;
 
 use cuda_builder::{CudaTools, Llvm, RustToolchain, cuda_folder};
 
-use crate::driver_stub;
 use crate::shell::{SetupError, at, run, succeeds, text};
 
 /// The wheels, and their versions: one CUDA, and the NVSHMEM whose host library the GPU machines have. A wheel is a zip:
@@ -30,11 +29,9 @@ pub fn setup() -> Result<(), SetupError> {
     let folder = cuda_folder();
     host_compiler()?;
     wheels(&folder)?;
-    let stub = driver_stub::build(&folder)?;
     let tools = CudaTools::new();
     println!("CUDA: {}, {}, {}", tools.ptxas()?.display(), tools.nvlink()?.display(), tools.nvcc()?.display());
     println!("NVSHMEM: {}", folder.join("nvidia/nvshmem").display());
-    println!("driver stub: to link where there is no libcuda, set CUDA_LIBRARY_PATH={}", stub.display());
     Ok(())
 }
 
@@ -54,7 +51,7 @@ fn llvm(rust: &RustToolchain) -> Result<Llvm, SetupError> {
     Ok(Llvm::find(rust)?)
 }
 
-/// nvcc preprocesses the NVSHMEM shim with g++; the driver stub is linked with it too.
+/// nvcc preprocesses the NVSHMEM shim with g++.
 fn host_compiler() -> Result<(), SetupError> {
     if succeeds(Command::new("g++").arg("--version")) {
         return Ok(());

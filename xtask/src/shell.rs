@@ -18,8 +18,6 @@ pub enum SetupError {
     File { action: &'static str, path: PathBuf, source: io::Error },
     #[error("there is no pip; install python3-pip, or unpack the wheels {wheels} under {}", folder.display())]
     NoPip { wheels: String, folder: PathBuf },
-    #[error("{} declares no function of the driver; remove {} and run setup again", header.display(), folder.display())]
-    NoDriverFunctions { header: PathBuf, folder: PathBuf },
     #[error(transparent)]
     Build(#[from] cuda_builder::BuildError),
 }

@@ -130,12 +130,9 @@ fn occupancy(gpu: &Gpu, module: &Module) -> Outcome {
     let fits = Shape { blocks: residency.blocks(), threads: 128, shared_bytes };
     let params = Fill { out: 0, len: 0, value: 0, pad: 0 };
     // SAFETY: a `Fill` of no elements.
-    unsafe { fill.launch_cooperative(&stream, fits, &params)? };
+    unsafe { fill.launch(&stream, fits, &params)? };
     stream.synchronize()?;
-    let more = Shape { blocks: fits.blocks + 1, ..fits };
-    // SAFETY: as above.
-    let refused = unsafe { fill.launch_cooperative(&stream, more, &params) };
-    match refused {
+    match fill.check_resident(Shape { blocks: fits.blocks + 1, ..fits }, 1) {
         Err(error @ CudaError::NotResident { .. }) => Ok(format!("{residency:?}; {error}")),
         other => Err(format!("{other:?} for a block too many").into()),
     }

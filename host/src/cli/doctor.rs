@@ -6,14 +6,20 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use super::Exit;
 use super::output::{JsonTarget, OutputError, emit, table};
 
 mod cuda;
 mod launchers;
 mod machine;
 mod nvshmem;
+mod peers;
+mod self_test;
+mod tiles;
 
-/// Show what this machine offers: CPU, memory, GPUs, driver, NVSHMEM, launchers.
+pub(super) use cuda::{Driver, driver_version};
+
+/// Show what this machine offers: CPU, memory, GPUs and how they reach each other, driver, MPS, NVSHMEM, launchers.
 ///
 /// The CPU back end needs none of the GPU parts. Each thing is ok, missing, or a note: something to know that stops
 /// nothing. What to do about missing things follows the table. The command succeeds unless the CPU back end itself cannot
@@ -22,12 +28,23 @@ mod nvshmem;
 #[command(after_long_help = "Examples:
   Look at this machine:
     deltalink doctor
+  Also let two PEs exchange messages for two seconds, on the CPU and on the GPUs that this build can use:
+    deltalink doctor --self-test
   Keep a record beside a measurement:
-    deltalink doctor --json machine.json")]
+    deltalink doctor --json machine.json
+
+Exit code: 0 unless the CPU back end cannot run here (2) or the self-test fails (1).")]
 pub struct Args {
+    /// Let two PEs exchange messages for two seconds and compare what arrives.
+    #[arg(long)]
+    pub self_test: bool,
     /// Also write the findings as JSON to FILE; - writes JSON, and nothing else, to standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<JsonTarget>,
+    /// Run every operation of the kernels' tile language on small operands instead: the CPU back end against plain loops in
+    /// f64, and the first GPU, if this build has GPUs and there is one, against the CPU back end.
+    #[arg(long)]
+    pub tiles: bool,
 }
 
 /// `deltalink doctor` found no way to run, or could not say so.
@@ -36,6 +53,12 @@ pub struct Args {
 pub enum DoctorError {
     #[error("the CPU back end cannot run here: {why}")]
     CpuBackEnd { why: String },
+    #[error(
+        "{wrong} of {of} rows of tile operations are wrong; the report names the first element of each: please report it"
+    )]
+    Tiles { wrong: usize, of: usize },
+    #[error(transparent)]
+    Exec(#[from] crate::exec::ExecError),
     #[error(transparent)]
     Output(#[from] OutputError),
 }
@@ -50,6 +73,8 @@ pub enum Status {
     Missing,
     /// Something to know; it stops nothing.
     Note,
+    /// Tried, and wrong.
+    Failed,
 }
 
 impl std::fmt::Display for Status {
@@ -58,6 +83,7 @@ impl std::fmt::Display for Status {
             Status::Ok => "ok",
             Status::Missing => "missing",
             Status::Note => "note",
+            Status::Failed => "FAILED",
         })
     }
 }
@@ -104,14 +130,25 @@ pub struct Report {
 impl Report {
     /// Looks at this machine: reads `/proc`, loads libcuda and libnvshmem_host if they are there, and asks the launchers
     /// on `PATH` for their versions.
-    pub fn of_this_machine() -> Self {
+    ///
+    /// With `self_test` two PEs exchange messages, which takes two seconds for each device.
+    pub fn of_this_machine(self_test: bool) -> Self {
         let machine = machine::Machine::this();
         let mut findings = machine.findings();
         let driver = cuda::Driver::probe("libcuda.so.1".as_ref());
         findings.extend(driver.findings(machine.read("/proc/driver/nvidia/version").as_deref()));
+        findings.extend(machine.mps(driver.gpu_count() > 0));
         findings.extend(nvshmem::findings(&machine, &nvshmem::ask_library));
         findings.extend(launchers::findings(&machine, &launchers::ask_program));
+        if self_test {
+            findings.extend(self_test::findings(driver.gpu_count()));
+        }
         Self::of(findings)
+    }
+
+    /// Whether nothing that was tried went wrong.
+    pub fn passed(&self) -> bool {
+        self.findings.iter().all(|finding| finding.status != Status::Failed)
     }
 
     fn of(findings: Vec<Finding>) -> Self {
@@ -172,11 +209,17 @@ fn advise(f: &Finding) -> String {
 /// Looks at this machine and writes what it found to `out`, as a table or as JSON where `args.json` says so.
 ///
 /// # Errors
-/// [`DoctorError`] if the CPU back end cannot run here (after the report is written) or the report cannot be written.
-pub fn run(args: &Args, out: &mut impl Write) -> Result<(), DoctorError> {
-    let report = Report::of_this_machine();
+/// [`DoctorError`] if the CPU back end cannot run here (after the report is written) or the report cannot be written. That
+/// the self-test fails is [`Exit::Wrong`].
+pub fn run(args: &Args, out: &mut impl Write) -> Result<Exit, DoctorError> {
+    if args.tiles {
+        tiles::run(args.json.as_ref(), out)?;
+        return Ok(Exit::Success);
+    }
+    let report = Report::of_this_machine(args.self_test);
     emit(out, args.json.as_ref(), &report, || report.text())?;
-    report.cpu_back_end()
+    report.cpu_back_end()?;
+    Ok(if report.passed() { Exit::Success } else { Exit::Wrong })
 }
 
 #[cfg(test)]

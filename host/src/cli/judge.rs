@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::compare::{Error, Regime, mismatch, tolerance};
+use crate::compare::{Allowance, Error, Regime, mismatch, tolerance};
 use crate::inputs::StateLayout;
 use crate::op::whole::Whole;
 use crate::op::{Config, Mode};
@@ -13,15 +13,26 @@ use crate::tensor::{Dtype, Tensor};
 /// Unit roundoff of bf16.
 const BF16_ROUNDOFF: f64 = 1.0 / 512.0;
 
-/// Largest relative RMS error that is allowed. Each transition M that travels in bf16 adds a rounding error of its own, which is
-/// independent of the others, so they add up in squares.
+/// Largest relative RMS error that is allowed.
 pub(super) fn allowed(dtype: Dtype, regime: Regime, config: &Config, plan: &Plan) -> f64 {
-    // The first rank of a sequence sends no M, the last one sends nothing.
+    tolerance(dtype, regime).hypot(m_rounding(dtype, config, plan))
+}
+
+/// What the transitions M that travel in bf16 add: each a rounding error of its own, which is independent of the others, so they
+/// add up in squares.
+fn m_rounding(dtype: Dtype, config: &Config, plan: &Plan) -> f64 {
+    // The first rank of a sequence sends no M, the last one sends nothing. (Backward, it is the other way round.)
     let rounded = match config.m_wire.resolve(dtype) {
         Dtype::Bf16 if config.mode != Mode::Exact => plan.span().saturating_sub(2),
         _ => 0,
     };
-    tolerance(dtype, regime).hypot((rounded as f64).sqrt() * BF16_ROUNDOFF)
+    (rounded as f64).sqrt() * BF16_ROUNDOFF
+}
+
+/// What gradients may be off against the f64 reference beyond the usual.
+pub(super) fn allowance(dtype: Dtype, config: &Config, plan: &Plan) -> Allowance {
+    // States and gradients of states have both passed through M where they meet.
+    Allowance { rounding: std::f64::consts::SQRT_2 * m_rounding(dtype, config, plan), factor: 1.0 }
 }
 
 /// The same for the difference of two results, each of which may be off by `allowed`: rounding errors of different orders of

@@ -2,10 +2,13 @@
 //!
 //! Each subcommand has its arguments (`Args`) and a `run` that writes to a given writer, so that tests can read it.
 
+pub mod bench;
 pub mod doctor;
+mod gpus;
 mod judge;
 mod options;
 mod output;
+mod pes;
 pub mod plan;
 mod progress;
 pub mod run;
@@ -16,8 +19,10 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 
+pub use gpus::{GpuChoice, GpusError};
 pub use judge::{Compared, Pair};
 pub use output::{JsonTarget, OutputError};
+pub use pes::{PesError, World};
 
 /// Context-parallel linear attention (KDA, Gated DeltaNet): each head's state summary leaves for the PEs that need it while
 /// other heads still compute.
@@ -36,6 +41,7 @@ Examples:
   deltalink run --input x.safetensors --output y.safetensors
   deltalink verify --quick                          Check many shapes, gates, cuts and modes
   deltalink plan --pes 8 --tokens 65536 --heads 32  Who would send what to whom
+  deltalink bench comm                              How fast messages between PEs are
   deltalink help run                                All there is to know about a subcommand
 
 Exit code: 0 all is well, 1 a result is wrong, 2 it could not be computed (and the message says why).
@@ -55,6 +61,7 @@ pub enum Command {
     Verify(verify::Args),
     Plan(plan::Args),
     Doctor(doctor::Args),
+    Bench(bench::Args),
     Trace(trace::Args),
 }
 
@@ -102,6 +109,8 @@ pub enum CliError {
     #[error(transparent)]
     Doctor(#[from] doctor::DoctorError),
     #[error(transparent)]
+    Bench(#[from] bench::BenchCommandError),
+    #[error(transparent)]
     Trace(#[from] crate::trace::TraceError),
 }
 
@@ -113,9 +122,10 @@ pub fn execute(cli: &Cli, invocation: &Invocation, out: &mut impl Write) -> Resu
     match &cli.command {
         None => Ok(run::run(&run::Args::default(), invocation, out)?),
         Some(Command::Run(args)) => Ok(run::run(args, invocation, out)?),
-        Some(Command::Verify(args)) => Ok(verify::run(args, out)?),
+        Some(Command::Verify(args)) => Ok(verify::run(args, invocation, out)?),
         Some(Command::Plan(args)) => Ok(plan::run(args, out).map(|()| Exit::Success)?),
-        Some(Command::Doctor(args)) => Ok(doctor::run(args, out).map(|()| Exit::Success)?),
+        Some(Command::Doctor(args)) => Ok(doctor::run(args, out)?),
+        Some(Command::Bench(args)) => Ok(bench::run(args, invocation, out)?),
         Some(Command::Trace(args)) => Ok(trace::run(args, out).map(|()| Exit::Success)?),
     }
 }

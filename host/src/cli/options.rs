@@ -14,7 +14,9 @@ where
 pub(super) const OPS: &[&str] = &["kda", "gdn"];
 pub(super) const DEVICES: &[&str] = &["cpu", "cuda"];
 pub(super) const MODES: &[&str] = &["overlap", "bulk", "exact"];
+pub(super) const TRANSPORTS: &[&str] = &["auto", "put"];
 pub(super) const DTYPES: &[&str] = &["f32", "bf16", "f16"];
+pub(super) const RECOMPUTES: &[&str] = &["all", "states"];
 pub(super) const M_WIRES: &[&str] = &["auto", "bf16", "f32"];
 
 /// A chunk length.

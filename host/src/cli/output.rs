@@ -65,7 +65,7 @@ pub(super) fn emit(
 }
 
 /// A table with a line under its head and no frame. Show it with [`Table::trim_fmt`].
-pub(super) fn table<const N: usize>(head: [Cell; N]) -> Table {
+pub(super) fn table(head: impl IntoIterator<Item = Cell>) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_style(TableComponent::HeaderLines, '─');

@@ -10,30 +10,36 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use super::options::{DEVICES, DTYPES, M_WIRES, MODES, OPS, chunk, one_of};
+use super::gpus::GpuChoice;
+use super::options::{DEVICES, DTYPES, M_WIRES, MODES, OPS, RECOMPUTES, TRANSPORTS, chunk, one_of};
 use super::output::{JsonTarget, emit};
+use super::pes;
 use super::progress::Progress;
-use super::{Exit, Invocation};
+use super::{Exit, Invocation, World};
 use crate::file::{Entry, FileError, check_writable, save};
 use crate::inputs::{Op, StateLayout};
-use crate::op::whole::Whole;
-use crate::op::{Config, Device, MWire, Mode};
+use crate::op::whole::{Whole, WholeBackward};
+use crate::op::{Config, Device, MWire, Mode, Recompute, Transport};
 use crate::tensor::Dtype;
 use crate::trace::Trace;
-use crate::world::{Pe, RunError, WorldError, WorldOptions};
+use crate::world::{Pe, WorldOptions};
 
+pub mod backward;
 mod check;
 mod error;
 mod input;
-mod parts;
+pub(super) mod parts;
 mod report;
+mod soak;
 mod stage;
 
 use check::Verdict;
 pub use error::RunCommandError;
-pub use report::{PeReport, Report};
+pub use report::{ErrorReport, PeReport, Report};
+pub use soak::SoakReport;
 
 use input::Job;
+use soak::Soak;
 use stage::Stage;
 
 /// Compute inputs on several PEs, check the results, and show what communication cost.
@@ -49,6 +55,7 @@ How to read the result:
   compute            time in kernels, waits not counted
   exposed wait       time in which a worker only waited for other PEs
   rel. RMS, largest  |found - expected| / |expected|, and the largest single difference
+  saved              bytes that a PE keeps between its forward and its backward call
   transition weight  largest |M S_in| / |S_out|: how much of a state came from an earlier PE. Near 0
                      a wrong transition M would not show in the errors.
 
@@ -62,6 +69,8 @@ Examples:
     deltalink run --op kda --mode bulk --trace bulk.json
   Bitwise the result of one PE (cuts are at multiples of the chunk length):
     deltalink run --mode exact --pes 4
+  Gradients as well, as a training step needs them:
+    deltalink run --backward
   Started by MPICH's launcher, which says how many PEs there are:
     mpiexec.hydra -n 4 deltalink run
   Figures for a program:
@@ -88,6 +97,9 @@ pub struct Args {
     /// What computes. [default: cuda if this build and this machine have it, otherwise cpu]
     #[arg(long, value_name = "DEVICE", value_parser = one_of::<Device>(DEVICES))]
     pub device: Option<Device>,
+    #[command(flatten)]
+    #[allow(missing_docs)] // documented at its type
+    pub choice: GpuChoice,
     /// How summaries travel: overlap sends from inside the scan, bulk between kernels, exact waits for the state first.
     #[arg(long, default_value = "overlap", value_parser = one_of::<Mode>(MODES))]
     pub mode: Mode,
@@ -103,18 +115,36 @@ pub struct Args {
     /// Element type of the transition M on the wire; auto: f32 for f32 tensors, otherwise bf16.
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = one_of::<MWire>(M_WIRES))]
     pub m_wire: MWire,
+    /// How summaries are written into other PEs' memory; auto: by stores where that works, put: by puts with signals.
+    #[arg(long, value_name = "TRANSPORT", default_value = "auto", value_parser = one_of::<Transport>(TRANSPORTS))]
+    pub transport: Transport,
+    /// Also compute gradients, from the file's tensors do and, if there is one, dht.
+    #[arg(long)]
+    pub backward: bool,
+    /// What --backward computes again: everything, or only the states, while what was computed inside chunks is kept.
+    #[arg(long, value_name = "WHAT", default_value = "all", value_parser = one_of::<Recompute>(RECOMPUTES))]
+    pub recompute: Recompute,
     /// Check barriers, bounds and unwritten outputs in the kernels. Slow.
     #[arg(long)]
     pub checked: bool,
     /// Compute with NaN and infinity in the input. The errors are then shown, not judged.
     #[arg(long)]
     pub allow_nonfinite: bool,
-    /// Write o and ht (safetensors).
+    /// Write o and ht, and gradients with --backward (safetensors).
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Write the timeline of all PEs (Chrome trace JSON), several inputs one after the other.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Compute each input this many times and compare every result with the first, bit for bit.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeat: u32,
+    /// Let random PEs wait up to this long before each computation.
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
+    pub jitter: u64,
+    /// Seed of these delays.
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub seed: u64,
     /// Longest time to wait for another PE.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,
@@ -138,16 +168,6 @@ impl Default for Args {
     }
 }
 
-/// What a PE is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum World {
-    /// A thread.
-    Threads,
-    /// A process.
-    Processes,
-}
-
 impl Args {
     fn config(&self) -> Config {
         Config {
@@ -155,7 +175,9 @@ impl Args {
             mode: self.mode,
             chunk: self.chunk,
             m_wire: self.m_wire,
+            transport: self.transport,
             final_state: true,
+            recompute: self.recompute,
             checked: self.checked,
             allow_nonfinite: self.allow_nonfinite,
             workers: None,
@@ -165,6 +187,10 @@ impl Args {
 
     fn world_options(&self) -> WorldOptions {
         WorldOptions { heap_bytes: (self.heap_mib as usize) << 20, timeout: Duration::from_secs(self.timeout) }
+    }
+
+    fn soak(&self) -> Soak {
+        Soak { repeat: self.repeat as usize, jitter: Duration::from_micros(self.jitter), seed: self.seed }
     }
 
     /// Number of PEs where no launcher says it.
@@ -180,71 +206,32 @@ impl Args {
 /// [`RunCommandError`] if the results could not be computed or written. Wrong results are [`Exit::Wrong`].
 pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result<Exit, RunCommandError> {
     let options = args.world_options();
-    let joined = match Pe::from_environment(&options) {
-        // A PE died before all had joined: PE 0 learns of it too, and says so.
-        Err(WorldError::PeFailed { rank, message }) if started_as_other_than_pe_0() => {
-            tracing::debug!(rank, message, "the world failed while PEs joined; PE 0 says why");
-            return Ok(Exit::Failed);
-        }
-        joined => joined?,
-    };
-    if let Some(pe) = joined {
-        let rank = pe.rank();
-        let outcome = pe.run(|pe| run_as(args, pe, out)).unwrap_or_else(|error| {
-            if rank > 0 {
-                // A launcher stops all processes when one ends badly: PE 0 needs the time to say why.
-                std::thread::sleep(Duration::from_millis(500));
-            }
-            Err(match error {
-                RunError::Pe { error, .. } => error,
-                RunError::World(error) => error.into(),
-                RunError::Panic { rank, message } => WorldError::PeFailed { rank, message }.into(),
-            })
-        });
-        return outcome.or_else(|error| {
-            if rank == 0 {
-                return Err(error);
-            }
-            tracing::debug!(rank, %error, "stopped; PE 0 says why");
-            Ok(Exit::Failed)
-        });
+    if let Some(outcome) = pes::if_launched(&options, |pe| run_as(args, pe, out)) {
+        return outcome;
     }
     let jobs = load(args, args.pes())?;
     match args.world {
-        Some(World::Processes) => stage::launch(args.pes(), &options, invocation),
-        Some(World::Threads) | None => compute(args, &jobs, &mut Stage::Threads(options), out),
+        Some(World::Processes) => Ok(pes::launch(args.pes(), &options, invocation)?),
+        Some(World::Threads) | None => {
+            args.choice.apply(args.device == Some(Device::Cpu))?;
+            compute(args, &jobs, Stage::Threads(options), out)
+        }
     }
-}
-
-/// Whether this program started this process as a PE that leaves reporting to PE 0.
-fn started_as_other_than_pe_0() -> bool {
-    std::env::var("DELTALINK_RANK").is_ok_and(|rank| rank != "0")
 }
 
 /// This process is `pe`. What can be refused is found out together and is the inner error: all PEs then end in good order,
 /// where the outer one makes the world fail.
 fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, RunCommandError>, RunCommandError> {
-    let mine = load_as(args, pe);
-    let refused = mine.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    let all = pe.all_gather("loading of the inputs", refused.as_bytes())?;
-    let jobs = match mine {
+    let jobs = match pes::agree(pe, "loading of the inputs", load_as(args, pe))? {
         Ok(jobs) => jobs,
         Err(error) => return Ok(Err(error)),
     };
-    if let Some((rank, refused)) = all.iter().enumerate().find(|(_, refused)| !refused.is_empty()) {
-        let message = String::from_utf8_lossy(refused).into_owned();
-        return Ok(Err(WorldError::PeFailed { rank, message }.into()));
-    }
-    compute(args, &jobs, &mut Stage::joined(pe, args.config(), args.world_options().heap_bytes)?, out).map(Ok)
+    compute(args, &jobs, Stage::joined(pe, args.config(), args.world_options().heap_bytes)?, out).map(Ok)
 }
 
 fn load_as(args: &Args, pe: &Pe) -> Result<Vec<Job>, RunCommandError> {
-    if args.world == Some(World::Threads) {
-        return Err(RunCommandError::ThreadsInLauncher { size: pe.size() });
-    }
-    if let Some(asked) = args.pes.filter(|&pes| pes != pe.size()) {
-        return Err(RunCommandError::LauncherSize { asked, launched: pe.size() });
-    }
+    pes::fits_launcher(pe, args.world, args.pes)?;
+    args.choice.apply(args.device == Some(Device::Cpu))?;
     load(args, pe.size())
 }
 
@@ -260,48 +247,88 @@ fn load(args: &Args, pes: usize) -> Result<Vec<Job>, RunCommandError> {
     Ok(jobs)
 }
 
-/// Computes all inputs; then the PE that has the results checks and reports them.
-fn compute(args: &Args, jobs: &[Job], stage: &mut Stage<'_>, out: &mut impl Write) -> Result<Exit, RunCommandError> {
+/// Results of every input, where they arrive, and gradients if they were asked for.
+type Computed = (Vec<Option<(Whole, Vec<soak::Outcome>)>>, Vec<WholeBackward>);
+
+/// Computes all inputs.
+fn compute_all(
+    args: &Args,
+    jobs: &[Job],
+    stage: &mut Stage<'_>,
+    soak: &Soak,
+    progress: &Progress,
+) -> Result<Computed, RunCommandError> {
     let config = args.config();
-    let visible = stage.reports() && args.json != Some(JsonTarget::Stdout);
-    // One step to compute an input and three to check it.
-    let progress = Progress::new(jobs.len() * 4, visible);
-    let mut results = Vec::new();
+    let (mut results, mut gradients) = (Vec::new(), Vec::new());
     for job in jobs {
         progress.start(format!("{}: computing on {} PEs", job.name, job.plan.pes()));
-        results.push(stage.forward(job, &config)?);
+        results.push(stage.forward(job, &config, soak)?);
         progress.done();
+        if args.backward {
+            progress.start(format!("{}: gradients on {} PEs", job.name, job.plan.pes()));
+            gradients.extend(backward::compute(stage, job, &config)?);
+            progress.done();
+        }
     }
-    let Some(results) = results.into_iter().collect::<Option<Vec<Whole>>>() else {
+    Ok((results, gradients))
+}
+
+/// Computes all inputs; then the PE that has the results checks and reports them.
+fn compute(args: &Args, jobs: &[Job], mut stage: Stage<'_>, out: &mut impl Write) -> Result<Exit, RunCommandError> {
+    let (config, soak) = (args.config(), args.soak());
+    let (world, visible) = (stage.world(), stage.reports() && args.json != Some(JsonTarget::Stdout));
+    // One step to compute an input and three to check it; as many for gradients.
+    let progress = Progress::new(jobs.len() * if args.backward { 8 } else { 4 }, visible);
+    let computed = compute_all(args, jobs, &mut stage, &soak, &progress);
+    let (results, gradients) = match computed {
+        Ok(computed) => computed,
+        Err(error) => {
+            stage.abandon();
+            return Err(error);
+        }
+    };
+    // Now, since checking takes long and other PEs do not wait for it.
+    stage.close()?;
+    let Some(results) = results.into_iter().collect::<Option<Vec<_>>>() else {
         return Ok(Exit::Success); // PE 0 has them
     };
+    let (results, outcomes): (Vec<Whole>, Vec<_>) = results.into_iter().unzip();
 
     let mut reports = Vec::new();
-    for (job, whole) in jobs.iter().zip(&results) {
-        let verdict = check::check(job, whole, &config, &progress)?;
-        reports.push(Report::new(job, whole, &config, stage.world(), verdict));
+    for (i, ((job, whole), outcomes)) in jobs.iter().zip(&results).zip(&outcomes).enumerate() {
+        let mut verdict = check::check(job, whole, &config, &progress)?;
+        let (soaked, differences) = soak.report(outcomes);
+        if !differences.is_empty() {
+            // Equal inputs give equal results also where values are not finite.
+            verdict.mismatches.get_or_insert_default().extend(differences);
+        }
+        let soaked = (soak.repeat > 1).then_some(soaked);
+        let of_gradients = gradients.get(i).map(|found| backward::check(job, found, &config, &progress)).transpose()?;
+        reports.push(Report::new(job, whole, &config, world, verdict, soaked, of_gradients));
     }
     drop(progress);
     if let Some(path) = &args.output {
-        write_results(path, jobs, &results)?;
+        write_results(path, jobs, &results, &gradients)?;
     }
     if let Some(path) = &args.trace {
-        in_turn(jobs, &results).save(path)?;
+        in_turn(jobs, &results, &gradients).save(path)?;
     }
     emit(out, args.json.as_ref(), &reports, || report::text(&reports))?;
     let wrong = reports.iter().any(|report| report.passed == Some(false));
     Ok(if wrong { Exit::Wrong } else { Exit::Success })
 }
 
-fn write_results(path: &Path, jobs: &[Job], results: &[Whole]) -> Result<(), FileError> {
+fn write_results(path: &Path, jobs: &[Job], results: &[Whole], gradients: &[WholeBackward]) -> Result<(), FileError> {
     let name = |job: &Job, tensor: &str| match jobs {
         [_] => tensor.to_owned(),
         _ => format!("{}.{tensor}", job.name),
     };
     let mut tensors = Vec::new();
-    for (job, whole) in jobs.iter().zip(results) {
+    for (i, (job, whole)) in jobs.iter().zip(results).enumerate() {
         tensors.push((name(job, "o"), &whole.o));
         tensors.extend(whole.final_state.as_ref().map(|state| (name(job, "ht"), state)));
+        let named = gradients.get(i).map_or_else(Vec::new, |found| found.gradients.named(&job.file.inputs()));
+        tensors.extend(named.into_iter().map(|(tensor, x)| (name(job, tensor), x)));
     }
     let entries: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), Entry::Tensor(tensor))).collect();
     let mut metadata = vec![("deltalink", env!("CARGO_PKG_VERSION").to_owned())];
@@ -317,12 +344,17 @@ fn write_results(path: &Path, jobs: &[Job], results: &[Whole]) -> Result<(), Fil
     save(path, &entries, &metadata)
 }
 
-/// The timelines of all inputs on one axis, one after the other.
-fn in_turn(jobs: &[Job], results: &[Whole]) -> Trace {
+/// The timelines of all inputs on one axis, one after the other; those of backward calls after their forward calls.
+fn in_turn(jobs: &[Job], results: &[Whole], gradients: &[WholeBackward]) -> Trace {
     let names: Vec<&str> = jobs.iter().map(|job| job.name.as_str()).collect();
-    let mut all = Trace::new(format!("forward of {}", names.join(", ")), "");
+    let what = if gradients.is_empty() { "forward" } else { "forward and backward" };
+    let mut all = Trace::new(format!("{what} of {}", names.join(", ")), "");
     let mut begin = 0;
-    for trace in results.iter().filter_map(|whole| whole.trace.as_ref()) {
+    let of_input = |(i, whole): (usize, &'_ Whole)| {
+        let backward = gradients.get(i).and_then(|found| found.trace.as_ref());
+        whole.trace.iter().chain(backward).cloned().collect::<Vec<_>>()
+    };
+    for trace in &results.iter().enumerate().flat_map(of_input).collect::<Vec<_>>() {
         all.track_name.clone_from(&trace.track_name);
         all.events.extend(trace.events.iter().cloned().map(|mut event| {
             event.start_ns += begin;

@@ -3,7 +3,7 @@
 use super::{Checked, Error, mismatch};
 use crate::file::InputFile;
 use crate::gradients::Gradients;
-use crate::inputs::{Inputs, Op};
+use crate::inputs::{Beta, Inputs, Op};
 use crate::reference::Problem;
 use crate::tensor::Dtype;
 
@@ -38,14 +38,22 @@ fn dg_floor(dtype: Dtype) -> f64 {
     }
 }
 
-/// Gradients so much smaller than the largest one count as zero: kernels cut products of decays off at 2^-100.
-const NEGLIGIBLE: f64 = 1e-24;
+/// Gradients so much smaller than the largest one count as zero: kernels cut products of decays off at 2^-100, and an operand
+/// in f16 below 2^-24 is zero.
+fn negligible(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F32 | Dtype::Bf16 => 1e-24,
+        Dtype::F16 => 1.0 / (1 << 24) as f64,
+    }
+}
 
 /// Compares `found` with the reference's `expected`, both with respect to `inputs`, of which `p` was made.
 ///
 /// A tensor is right if its relative RMS error is within [`gradient_tolerance`], or if every element is off by at most the
 /// tolerance times its size plus what is allowed whatever its size: of gradients of the gate, 2e-5 (f32) or a unit roundoff
-/// (16-bit types) times `max(max|q dq|, max|k dk|)`; of the others, next to nothing. So a gradient that is exactly zero, as
+/// (16-bit types) times `max(max|q dq|, max|k dk|)`, the sum over all channels for the one decay of a GDN head, or what the
+/// decay of a first token scales, the products of h0 and dh0; of steps in 16 bits, a unit roundoff of each of the products of
+/// v and dv that make it up; of the others, next to nothing. So a gradient that is exactly zero, as
 /// that of the decay of a single token is, may be found as rounding errors.
 ///
 /// # Panics
@@ -56,8 +64,38 @@ pub fn gradients(
     found: &Gradients<Vec<f64>>,
     expected: &Gradients<Vec<f64>>,
 ) -> Vec<Checked> {
+    gradients_within(inputs, p, found, expected, Allowance::default())
+}
+
+/// [`gradients`] where more or less is allowed.
+///
+/// # Panics
+/// As [`gradients`].
+pub fn gradients_within(
+    inputs: &Inputs<'_>,
+    p: &Problem,
+    found: &Gradients<Vec<f64>>,
+    expected: &Gradients<Vec<f64>>,
+    allowance: Allowance,
+) -> Vec<Checked> {
     let expected = expected.named(inputs).into_iter().map(|(name, x)| (name, x.clone())).collect();
-    check(inputs, p, found, expected)
+    check(inputs, p, found, expected, allowance)
+}
+
+/// What is allowed beyond [`gradient_tolerance`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Allowance {
+    /// Relative errors of another source, which add up with the others in squares.
+    pub rounding: f64,
+    /// Factor of all of it.
+    pub factor: f64,
+}
+
+impl Default for Allowance {
+    /// Nothing.
+    fn default() -> Self {
+        Self { rounding: 0.0, factor: 1.0 }
+    }
 }
 
 /// Compares every gradient in `found`, with respect to the inputs of `file`, of which `p` was made, with the one that the
@@ -66,7 +104,7 @@ pub fn gradients_against_file(file: &InputFile, p: &Problem, found: &Gradients<V
     let inputs = file.inputs();
     let in_file = |(name, _)| Some((name, file.expected(name)?.data.to_f64()));
     let expected = found.named(&inputs).into_iter().filter_map(in_file).collect();
-    check(&inputs, p, found, expected)
+    check(&inputs, p, found, expected, Allowance::default())
 }
 
 fn check(
@@ -74,6 +112,7 @@ fn check(
     p: &Problem,
     found: &Gradients<Vec<f64>>,
     expected: Vec<(&'static str, Vec<f64>)>,
+    allowance: Allowance,
 ) -> Vec<Checked> {
     let floors = Floors::new(inputs, p, &expected);
     let (shapes, found) = (Gradients::shapes(inputs), found.named(inputs));
@@ -82,7 +121,8 @@ fn check(
     let of_name = |name: &str| found.iter().zip(&shapes).find(|((found, _), _)| *found == name);
     let judged = |(name, expected): (&'static str, Vec<f64>)| {
         let (&(_, found), &(_, shape)) = of_name(name).unwrap_or_else(|| panic!("no {name} was found"));
-        let (tolerance, floor) = (gradient_tolerance(dtype, name), floors.of(name));
+        let Allowance { rounding, factor } = allowance;
+        let (tolerance, floor) = (factor * gradient_tolerance(dtype, name).hypot(rounding), factor * floors.of(name));
         let close =
             |(found, expected): (&f64, &f64)| super::distance(*found, *expected) <= tolerance * expected.abs() + floor;
         let every_element = found.iter().zip(&expected).all(close);
@@ -98,6 +138,7 @@ struct Floors {
     raw: f64,
     dt_bias: f64,
     a_log: f64,
+    beta: f64,
     others: f64,
 }
 
@@ -108,17 +149,33 @@ impl Floors {
         let product = |x: &crate::tensor::TensorView<'_>, name: &str| {
             get(name).map_or(0.0, |dx| largest(&mut dx.iter().enumerate().map(|(i, dx)| dx * x.get(i))))
         };
-        let dg = dg_floor(inputs.dtype()) * product(&inputs.q, "dq").max(product(&inputs.k, "dk"));
-        let (raw, a_log) = p.gate_steepness();
         // Rounding errors of a sum's terms are independent, so they add up in squares.
         let tokens = (p.dims.b * p.dims.t) as f64;
-        let channels = if p.op == Op::Kda { p.dims.k as f64 } else { 1.0 };
-        let others = NEGLIGIBLE * largest(&mut expected.iter().flat_map(|(_, x)| x.iter().copied()));
+        let (k, channels) = (p.dims.k as f64, if p.op == Op::Kda { p.dims.k as f64 } else { 1.0 });
+        // The one decay of a head has the terms of all channels.
+        let terms = (k / channels).sqrt() * product(&inputs.q, "dq").max(product(&inputs.k, "dk"));
+        // What the decays of a sequence's first tokens scale, for each of `channels`. A sum of many terms, unlike a largest
+        // term, has no room in it: four standard deviations.
+        let size = p.dims.k * p.dims.v;
+        let state = inputs.initial_state.as_ref().zip(get("dh0")).map_or(0.0, |(h0, dh0)| {
+            let products: Vec<f64> = dh0.iter().enumerate().map(|(i, x)| x * h0.get(i)).collect();
+            4.0 * largest(
+                &mut products.chunks(size).map(|head| (head.iter().map(|x| x * x).sum::<f64>() / channels).sqrt()),
+            )
+        });
+        let dg = dg_floor(inputs.dtype()) * terms.max(state);
+        let (raw, a_log) = p.gate_steepness();
+        let beta = match inputs.dtype() {
+            Dtype::F32 => 0.0,
+            dtype => 4.0 * dg_floor(dtype) * get("dv").map_or(0.0, |dv| largest(&mut step_terms(inputs, p.dims.v, dv))),
+        };
+        let others = negligible(inputs.dtype()) * largest(&mut expected.iter().flat_map(|(_, x)| x.iter().copied()));
         Self {
             dg,
             raw: dg * raw,
             dt_bias: dg * raw * tokens.sqrt(),
             a_log: dg * a_log * (tokens * channels).sqrt(),
+            beta,
             others,
         }
     }
@@ -129,16 +186,31 @@ impl Floors {
             "dg_raw" => self.raw,
             "ddt_bias" => self.dt_bias,
             "dA_log" => self.a_log,
+            "dbeta" | "dbeta_logits" => self.beta,
             _ => 0.0,
         };
         gate.max(self.others)
     }
 }
 
+/// `beta dbeta` of a token is the sum over channels of `v dv`, less what the step erases, which is about as large: the sums of
+/// squares of these terms, for dbeta over beta, for logits as they are (their slope is at most beta).
+fn step_terms(inputs: &Inputs<'_>, v: usize, dv: &[f64]) -> impl Iterator<Item = f64> {
+    dv.chunks(v).enumerate().map(move |(row, dv)| {
+        let squares = dv.iter().enumerate().map(|(i, dv)| (dv * inputs.v.get(row * v + i)).powi(2));
+        let beta = match &inputs.beta {
+            Beta::Given(beta) => beta.get(row).abs(),
+            Beta::Logits { .. } => 1.0,
+        };
+        let terms = squares.sum::<f64>().sqrt();
+        if beta == 0.0 { 0.0 } else { terms / beta }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::{Decay, GateKind, Spec};
+    use crate::generate::{BetaKind, Decay, GateKind, Spec};
     use crate::reference::backward;
 
     fn solve(spec: &Spec, test: impl FnOnce(&Inputs<'_>, &Problem, Gradients<Vec<f64>>)) {
@@ -197,6 +269,18 @@ mod tests {
             let zero = vec![0.0; expected.dk.len()];
             assert_eq!(wrong(inputs, p, &Gradients { dk: zero, ..expected.clone() }, &expected), ["dk"]);
         });
+    }
+
+    #[test]
+    fn allowances_in_16_bits_hide_no_wrong_factor() {
+        for beta in [BetaKind::Standard, BetaKind::Logits] {
+            let spec = Spec { t: 20, k: 16, v: 16, beta, dtype: Dtype::Bf16, initial_state: true, ..Spec::default() };
+            solve(&spec, |inputs, p, expected| {
+                let scaled = expected.map(|x| x.iter().map(|x| 1.1 * x).collect::<Vec<_>>());
+                let names: Vec<&str> = expected.named(inputs).iter().map(|(name, _)| *name).collect();
+                assert_eq!(wrong(inputs, p, &scaled, &expected), names);
+            });
+        }
     }
 
     #[test]

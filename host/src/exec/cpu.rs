@@ -5,11 +5,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use bytemuck::Zeroable;
 use kernels_gpu::element::DtypeCode;
 use kernels_gpu::params::{Sizes, Tensor as Param};
+use kernels_gpu::protocol::{TrapRecord, Watch};
 use kernels_gpu::tile::host::{BlockRunner, Fault, LaunchContext};
 
-use super::{Body, ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes};
+use super::{Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Waits};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
 use crate::world::Pe;
 
@@ -19,8 +21,24 @@ pub struct Cpu {
     runners: Vec<Mutex<BlockRunner>>,
     origin: Instant,
     scratch: HashMap<Scratch, Vec<u64>>,
+    spare: Vec<CpuMemory>,
     image: Vec<u64>,
+    watch: Box<Watch>,
     times: Vec<Duration>,
+}
+
+/// Memory of the host that outlives a step.
+#[derive(Debug)]
+pub struct CpuMemory(Vec<u64>);
+
+impl KeptMemory for CpuMemory {
+    fn address(&mut self) -> u64 {
+        if self.0.is_empty() { 0 } else { self.0.as_mut_ptr() as u64 }
+    }
+
+    fn bytes(&self) -> usize {
+        8 * self.0.len()
+    }
 }
 
 /// The threads of a PE's executor could not be started.
@@ -51,8 +69,9 @@ impl Cpu {
             ),
         };
         let runners = (0..workers).map(|_| Mutex::new(BlockRunner::new())).collect();
-        let (scratch, image, times) = (HashMap::new(), Vec::new(), Vec::new());
-        Ok(Self { pool, runners, origin: Instant::now(), scratch, image, times })
+        let (scratch, spare, image, times) = (HashMap::new(), Vec::new(), Vec::new(), Vec::new());
+        let watch = Box::new(Watch::zeroed());
+        Ok(Self { pool, runners, origin: Instant::now(), scratch, spare, image, watch, times })
     }
 
     /// Blocks that run at the same time.
@@ -63,13 +82,13 @@ impl Cpu {
     /// Runs a kernel to its end.
     fn run<K: Kernel>(&self, launch: &Launch<'_>, params: &K) -> Result<(), Fault> {
         let kernel = K::host_entry(launch.op, launch.dtype);
-        let blocks = match launch.grid {
+        let blocks = match launch.blocks.grid {
             Grid::Blocks(blocks) => blocks,
             Grid::Resident => self.workers(),
         };
         let context = LaunchContext {
             kernel: K::NAME,
-            warpgroups: launch.warpgroups,
+            warpgroups: launch.blocks.warpgroups,
             grid: blocks,
             origin: self.origin,
             checker: launch.checker,
@@ -113,6 +132,24 @@ fn param(addr: u64, len: usize, dtype: Dtype) -> Param {
 }
 
 impl Executor for Cpu {
+    type Memory = CpuMemory;
+
+    fn keep(&mut self, bytes: usize) -> Result<CpuMemory, ExecError> {
+        // Layers are alike, so what one gave back is just what another asks for.
+        match self.spare.iter().position(|spare| spare.bytes() == bytes.next_multiple_of(8)) {
+            Some(at) => Ok(self.spare.swap_remove(at)),
+            None => {
+                // One comes, one goes: sizes that are not asked for any more do not pile up.
+                self.spare.drain(..self.spare.len().min(1));
+                Ok(CpuMemory(vec![0; bytes.div_ceil(8)]))
+            }
+        }
+    }
+
+    fn reuse(&mut self, memory: CpuMemory) {
+        self.spare.push(memory);
+    }
+
     fn input(&mut self, _: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError> {
         let addr = match tensor.data() {
             Data::F32(x) => x.as_ptr() as u64,
@@ -141,7 +178,8 @@ impl Executor for Cpu {
     }
 
     fn scratch_bytes(&self) -> usize {
-        8 * (self.image.len() + self.scratch.values().map(Vec::len).sum::<usize>())
+        let spare: usize = self.spare.iter().map(CpuMemory::bytes).sum();
+        spare + 8 * (self.image.len() + self.scratch.values().map(Vec::len).sum::<usize>())
     }
 
     fn put_image(&mut self, image: &Image) -> Result<u64, ExecError> {
@@ -149,12 +187,22 @@ impl Executor for Cpu {
         Ok(self.image.as_mut_ptr() as u64)
     }
 
-    fn get_image(&mut self, image: &mut Image) -> Result<(), ExecError> {
+    fn get_image(&mut self, image: &mut Image, _: &dyn Fn() -> bool) -> Result<(), ExecError> {
         // SAFETY: the vector lives and no launch runs; kernels wrote through the address that `put_image` gave, so the
         // compiler must not assume that the vector still holds what it was made of.
         let words = unsafe { std::slice::from_raw_parts(std::hint::black_box(self.image.as_ptr()), self.image.len()) };
         image.bytes_mut().copy_from_slice(bytemuck::cast_slice(words));
         Ok(())
+    }
+
+    fn watch(&mut self) -> Result<u64, ExecError> {
+        *self.watch = Watch::zeroed();
+        Ok((&raw mut *self.watch) as u64)
+    }
+
+    fn trap(&self) -> TrapRecord {
+        // SAFETY: as in `get_image`.
+        unsafe { std::hint::black_box(&raw const self.watch.trap).read_volatile() }
     }
 
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {
@@ -176,7 +224,7 @@ impl Executor for Cpu {
 
     fn symmetric(&mut self, pe: &Pe, name: &str, bytes: usize) -> Result<SymmetricBytes, ExecError> {
         let object = pe.heap().alloc::<u64>(name, bytes.div_ceil(8))?;
-        let addresses = (0..pe.size()).map(|rank| object.peer_addr(rank) as u64).collect();
+        let addresses = (0..pe.size()).map(|rank| Some(object.peer_addr(rank) as u64)).collect();
         Ok(SymmetricBytes { addresses, owner: Box::new(object) })
     }
 
@@ -196,8 +244,13 @@ impl Executor for Cpu {
         true
     }
 
-    fn shares_device(&self) -> bool {
-        false
+    fn waits(&self) -> Waits {
+        Waits::Kernels
+    }
+
+    fn peak_device_bytes(&self, pe: &Pe) -> usize {
+        // Scratch only grows.
+        self.scratch_bytes() + pe.heap().stats().peak
     }
 
     fn set_clock_origin(&mut self, origin: Instant) {

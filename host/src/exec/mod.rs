@@ -3,28 +3,26 @@
 //! A step is written once against [`Executor`]. It sees addresses only: the executor says where a tensor of
 //! the caller is reached by kernels, gives scratch memory, and holds the step's tables and words in one block.
 
+pub mod conformance;
 mod convolution;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod image;
+mod kernels;
 
 use std::any::Any;
 use std::time::{Duration, Instant};
 
-use kernels_gpu::element::Element;
-use kernels_gpu::fixup::fix_out;
-use kernels_gpu::gate::{Gdn, Kda};
-#[cfg(feature = "cuda")]
-use kernels_gpu::hopper;
-use kernels_gpu::params::{FixParams, PrepParams, ScanParams, Sizes, Tensor as Param};
-use kernels_gpu::prep::prep;
-use kernels_gpu::scan::scan_push;
-use kernels_gpu::tile::Warpgroup;
+use kernels_gpu::params::{Sizes, Tensor as Param};
+use kernels_gpu::protocol::TrapRecord;
 use kernels_gpu::tile::host::{Checker, Fault};
 
 pub use convolution::ConvolutionSlot;
 pub use image::{Image, Part};
+pub use kernels::Kernel;
+#[cfg(feature = "cuda")]
+use kernels::{hopper_entries, portable_entries};
 
 use crate::heap::HeapError;
 use crate::inputs::Op;
@@ -51,21 +49,43 @@ pub enum ExecError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Nvshmem(#[from] crate::world::nvshmem::NvshmemError),
-    /// A PE whose memory this PE's kernels cannot reach.
-    #[error("kernels cannot reach the memory of PE {rank} directly; put the PEs on GPUs of one NVLink domain")]
+    /// A PE whose memory must be reached and is not.
+    #[error(
+        "PE {rank}'s memory is not reached from here, which mode bulk and measurements of messages need; use mode overlap or \
+         exact, or put the PEs on GPUs of one NVLink domain"
+    )]
     NotReached {
         /// The PE.
         rank: usize,
     },
+    /// Puts that no library is there for.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "transport put was asked for, which is NVSHMEM's, and PEs that are threads have no NVSHMEM; make them processes \
+         (--world processes, or a launcher), or use transport auto"
+    )]
+    PutsOfThreads,
     /// A kernel broke a rule that the CPU back end checks.
     #[error("{0}; this is a bug of deltalink, not of the input: please report it with the command that showed it")]
     Fault(Fault),
 }
 
+/// Where a step waits for other PEs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Waits {
+    /// In kernels.
+    #[default]
+    Kernels,
+    /// On the host, between kernels: PEs share a device, and nothing guarantees that a kernel starts while those of another
+    /// PE run. So a step launches no kernel that waits for one that is not known to have ended.
+    Host,
+}
+
 /// One object of the symmetric heap, as bytes.
 pub struct SymmetricBytes {
-    /// Its address on every PE, as this PE's kernels reach it.
-    pub addresses: Vec<u64>,
+    /// Its address on every PE, as this PE's kernels reach it; `None` where they do not.
+    pub addresses: Vec<Option<u64>>,
     /// Keeps the memory; dropping it gives it back.
     pub owner: Box<dyn Any>,
 }
@@ -90,6 +110,18 @@ pub enum Slot {
     InitialState,
     Output,
     FinalState,
+    /// Gradient of the outputs.
+    DOutput,
+    /// Gradient of the final states.
+    DFinalState,
+    DQ,
+    DK,
+    DV,
+    DGate,
+    DALog,
+    DDtBias,
+    DBeta,
+    DInitialState,
     /// Of a short convolution: which one of the call, and which of its tensors.
     Convolution(u8, ConvolutionSlot),
 }
@@ -109,10 +141,37 @@ pub enum Scratch {
     Own,
     /// Merged states before receiving segments.
     StateIn,
+    /// Backward: the state before every chunk.
+    States,
+    /// Backward: what every chunk writes.
+    VNew,
+    /// Backward: gradient of the state after every chunk.
+    DStates,
+    /// Backward: gradient of what every chunk writes.
+    DVNew,
+    /// Backward: merged gradients of the states after segments that go on elsewhere.
+    StateOut,
+    /// Backward: gradient of q of every value head.
+    DQHeads,
+    /// Backward: gradient of k of every value head.
+    DKHeads,
+    /// Backward: each chunk's share of the gradient of A_log.
+    ALogShares,
+    /// Backward: each chunk's share of the gradient of dt_bias.
+    DtBiasShares,
     /// Short convolution, backward: gradients that came from the PEs after this one.
     ConvolutionAfter,
     /// Short convolution, backward: shares of the gradients of weights and bias, of one convolution of the call.
     ConvolutionShares(u8),
+}
+
+/// Memory of a device, see [`Executor::keep`].
+pub trait KeptMemory {
+    /// Address for kernels; 0 if there are no bytes. Moving the handle does not move the memory.
+    fn address(&mut self) -> u64;
+
+    /// Bytes that it takes.
+    fn bytes(&self) -> usize;
 }
 
 /// How many blocks a launch has.
@@ -133,120 +192,54 @@ pub enum Body {
     Hopper,
 }
 
+/// The blocks of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// How many.
+    pub grid: Grid,
+    /// What they run.
+    pub body: Body,
+    /// Warpgroups in each.
+    pub warpgroups: usize,
+    /// Dynamic shared memory of each, in bytes.
+    pub shared_bytes: usize,
+}
+
+impl From<(Grid, usize, usize)> for Blocks {
+    /// Blocks of the portable body.
+    fn from((grid, warpgroups, shared_bytes): (Grid, usize, usize)) -> Self {
+        Blocks { grid, body: Body::Portable, warpgroups, shared_bytes }
+    }
+}
+
 /// A launch, apart from its parameters.
 pub struct Launch<'a> {
     /// Which delta rule.
     pub op: Op,
     /// Element type of the operands.
     pub dtype: Dtype,
-    /// Blocks.
-    pub grid: Grid,
-    /// Warpgroups in a block.
-    pub warpgroups: usize,
-    /// The body that runs.
-    pub body: Body,
-    /// Dynamic shared memory of a block, in bytes.
-    pub shared_bytes: usize,
+    /// Its blocks.
+    pub blocks: Blocks,
     /// Checked mode, on the CPU: what must be written.
     pub checker: Option<&'a Checker>,
-    /// Polled in long waits, on the CPU: whether another PE has failed.
+    /// Polled in waits, on the CPU: whether another PE has failed. On a GPU the host polls it while it waits.
     pub peer_failed: &'a (dyn Fn() -> bool + Sync),
-}
-
-/// Launch parameters, which name their kernel.
-pub trait Kernel: bytemuck::Pod + Sync {
-    /// Name of the kernel, without gate and element type.
-    const NAME: &'static str;
-    /// The kernel for the CPU.
-    fn host_entry(op: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self);
-    /// The kernel's name in a device module.
-    fn device_entry(op: Op, dtype: Dtype) -> String;
-    /// The name of the body for Hopper in a device module, for blocks of `warpgroups`.
-    fn hopper_entry(op: Op, warpgroups: usize) -> String {
-        let _ = warpgroups;
-        Self::device_entry(op, Dtype::Bf16)
-    }
-}
-
-/// Instantiates a kernel for the operand type of a launch.
-macro_rules! by_dtype {
-    ($dtype:expr, $e:ident => $body:expr) => {
-        match $dtype {
-            Dtype::F32 => {
-                type $e = f32;
-                $body
-            }
-            Dtype::Bf16 => {
-                type $e = half::bf16;
-                $body
-            }
-            Dtype::F16 => {
-                type $e = half::f16;
-                $body
-            }
-        }
-    };
-}
-
-impl Kernel for PrepParams {
-    const NAME: &'static str = "prep";
-    fn host_entry(op: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
-        fn of<E: Element>(op: Op) -> fn(&mut Warpgroup<'_>, &PrepParams) {
-            match op {
-                Op::Kda => prep::<Kda, E>,
-                Op::Gdn => prep::<Gdn, E>,
-            }
-        }
-        by_dtype!(dtype, E => of::<E>(op))
-    }
-    fn device_entry(op: Op, dtype: Dtype) -> String {
-        format!("prep_{op}_{dtype}")
-    }
-    fn hopper_entry(op: Op, _: usize) -> String {
-        format!("prep_{op}_bf16_hopper")
-    }
-}
-
-impl Kernel for ScanParams {
-    const NAME: &'static str = "scan_push";
-    fn host_entry(_: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
-        by_dtype!(dtype, E => scan_push::<E>)
-    }
-    fn device_entry(_: Op, dtype: Dtype) -> String {
-        format!("scan_push_{dtype}")
-    }
-    fn hopper_entry(_: Op, warpgroups: usize) -> String {
-        format!("scan_push_bf16_hopper_{}", warpgroups - 1)
-    }
-}
-
-impl Kernel for FixParams {
-    const NAME: &'static str = "fix_out";
-    fn host_entry(_: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
-        by_dtype!(dtype, E => fix_out::<E>)
-    }
-    fn device_entry(_: Op, dtype: Dtype) -> String {
-        format!("fix_out_{dtype}")
-    }
-}
-
-/// Names of all kernels of a device module.
-#[cfg(feature = "cuda")]
-fn device_entries() -> Vec<String> {
-    let mut names = Vec::new();
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-        names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::device_entry(op, dtype)));
-        names.push(ScanParams::device_entry(Op::Kda, dtype));
-        names.push(FixParams::device_entry(Op::Kda, dtype));
-    }
-    names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::hopper_entry(op, hopper::PREP_WARPGROUPS)));
-    names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));
-    names.extend(convolution::device_entries());
-    names
 }
 
 /// A PE's device. Everything it is asked happens in order, as on one stream.
 pub trait Executor {
+    /// Memory that outlives the step that filled it: what a forward step leaves to its backward step. Its holder owns it.
+    type Memory: KeptMemory;
+
+    /// `bytes` bytes to keep, whose contents are whatever was there.
+    ///
+    /// # Errors
+    /// [`ExecError`] if there is no memory for it.
+    fn keep(&mut self, bytes: usize) -> Result<Self::Memory, ExecError>;
+
+    /// Takes memory that is no longer needed, for the next [`Executor::keep`]. (It may as well be dropped.)
+    fn reuse(&mut self, memory: Self::Memory);
+
     /// Where kernels reach a tensor of the caller; absent if it has no elements.
     ///
     /// # Errors
@@ -280,11 +273,22 @@ pub trait Executor {
     /// [`ExecError`] if there is no memory for it.
     fn put_image(&mut self, image: &Image) -> Result<u64, ExecError>;
 
-    /// Waits for all launches so far, and reads the words back that kernels wrote.
+    /// Waits for all launches so far, and reads the words back that kernels wrote. While it waits it polls `peer_failed`,
+    /// and tells waiting kernels to give up when another PE has failed.
     ///
     /// # Errors
     /// [`ExecError`] if a launch failed.
-    fn get_image(&mut self, image: &mut Image) -> Result<(), ExecError>;
+    fn get_image(&mut self, image: &mut Image, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError>;
+
+    /// Clears the page that host and kernels share while kernels run ([`kernels_gpu::protocol::Watch`]), and returns its
+    /// address for kernels. No launch may be running.
+    ///
+    /// # Errors
+    /// [`ExecError`] if there is no memory for it.
+    fn watch(&mut self) -> Result<u64, ExecError>;
+
+    /// The wait that a kernel gave up, as the page has it.
+    fn trap(&self) -> TrapRecord;
 
     /// Launches a kernel.
     ///
@@ -310,7 +314,7 @@ pub trait Executor {
     /// Collective: an object of `bytes` zeros in the symmetric heap, aligned for words.
     ///
     /// # Errors
-    /// [`ExecError::Heap`], or [`ExecError::NotReached`] for a PE that kernels cannot reach.
+    /// [`ExecError::Heap`].
     fn symmetric(&mut self, pe: &Pe, name: &str, bytes: usize) -> Result<SymmetricBytes, ExecError>;
 
     /// Bytes of the symmetric heap in use.
@@ -325,9 +329,12 @@ pub trait Executor {
     /// Whether checked mode checks anything here.
     fn checks(&self) -> bool;
 
-    /// Whether other PEs run kernels on the same device. Nothing then guarantees that a kernel starts while those of
-    /// another PE run, so a step must launch no kernel that waits for one that is not known to have ended.
-    fn shares_device(&self) -> bool;
+    /// Where a step must wait for other PEs on this device.
+    fn waits(&self) -> Waits;
+
+    /// Most bytes of the device's memory that this PE held at once: tensors that were brought there, scratch, tables, what steps
+    /// kept, and its objects of the symmetric heap. The caller's own tensors do not count where kernels use them in place.
+    fn peak_device_bytes(&self, pe: &Pe) -> usize;
 
     /// Sets the zero of the clock of time stamps, where the host sets it.
     fn set_clock_origin(&mut self, origin: Instant);

@@ -7,6 +7,22 @@ use crate::inputs::{Beta, Dims, Gate, Inputs, StateLayout};
 use crate::plan::Plan;
 use crate::world::Pe;
 
+/// Which way an operation goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Direction {
+    Forward,
+    Backward,
+}
+
+impl std::fmt::Display for Direction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Direction::Forward => "forward",
+            Direction::Backward => "backward",
+        })
+    }
+}
+
 /// What must be equal on all PEs, as names and values for the message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Agreement {
@@ -57,9 +73,21 @@ impl Agreement {
         }
     }
 
-    /// Collective: compares with all other PEs.
-    pub fn reach(&self, pe: &Pe) -> Result<(), OpError> {
-        let mine = serde_json::to_vec(self).expect("strings serialise");
+    /// The first field that is not the same in `other`, with both values.
+    pub fn first_difference(&self, other: &Self) -> Option<(String, String, String)> {
+        let differing = self.fields.iter().zip(&other.fields).find(|(a, b)| a != b)?;
+        let ((field, mine), (_, theirs)) = differing;
+        Some((field.clone(), mine.clone(), theirs.clone()))
+    }
+
+    /// Collective: compares with all other PEs; also the direction, and backward how many calls ago the forward call was.
+    pub fn reach(&self, pe: &Pe, direction: Direction, age: u64) -> Result<(), OpError> {
+        let mut all = vec![("the direction".to_owned(), direction.to_string())];
+        if direction == Direction::Backward {
+            all.push(("the saved state".to_owned(), format!("that of {age} calls before")));
+        }
+        all.extend_from_slice(&self.fields);
+        let mine = serde_json::to_vec(&Self { fields: all }).expect("strings serialise");
         let all = pe.all_gather("agreement on the operation", &mine)?;
         for (second, theirs) in all.iter().enumerate() {
             if all[0] == *theirs {

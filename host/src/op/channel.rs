@@ -1,8 +1,10 @@
 //! A channel's memory in the symmetric heap.
 
+use kernels_gpu::params::Way;
 use kernels_gpu::protocol::ChannelLayout;
 
-use super::{Config, OpError};
+use super::agreement::Direction;
+use super::{Config, OpError, Transport};
 use crate::exec::{Executor, SymmetricBytes};
 use crate::inputs::{Dims, Inputs};
 use crate::plan::Plan;
@@ -12,6 +14,7 @@ use crate::world::Pe;
 pub(super) struct Channel {
     payload: SymmetricBytes,
     words: SymmetricBytes,
+    ways: Vec<u32>,
     epoch: u64,
 }
 
@@ -33,13 +36,28 @@ pub(super) fn heap_bytes(layout: &ChannelLayout) -> usize {
 }
 
 impl Channel {
-    /// Collective: allocates the channel on every PE, with all words zero.
-    pub fn new<X: Executor>(exec: &mut X, pe: &Pe, layout: ChannelLayout) -> Result<Self, OpError> {
-        Ok(Self {
-            payload: exec.symmetric(pe, "summary slots", layout.payload_bytes())?,
-            words: exec.symmetric(pe, "summary signals", layout.words() * size_of::<u64>())?,
-            epoch: 0,
-        })
+    /// Collective: allocates the channel on every PE, with all words zero. States of a forward step and gradients of a
+    /// backward step travel in channels of their own, see `kernels_gpu::protocol`. How each PE is sent to is decided here, once.
+    pub fn new<X: Executor>(
+        exec: &mut X,
+        pe: &Pe,
+        direction: Direction,
+        layout: ChannelLayout,
+        transport: Transport,
+    ) -> Result<Self, OpError> {
+        let (slots, signals) = match direction {
+            Direction::Forward => ("summary slots", "summary signals"),
+            Direction::Backward => ("gradient slots", "gradient signals"),
+        };
+        let payload = exec.symmetric(pe, slots, layout.payload_bytes())?;
+        let words = exec.symmetric(pe, signals, layout.words() * size_of::<u64>())?;
+        let way = |rank: usize| {
+            let reached = payload.addresses[rank].is_some() && words.addresses[rank].is_some();
+            let stores = rank == pe.rank() || (reached && transport == Transport::Auto);
+            if stores { Way::Stores as u32 } else { Way::Puts as u32 }
+        };
+        let ways = (0..pe.size()).map(way).collect();
+        Ok(Self { payload, words, ways, epoch: 0 })
     }
 
     /// Begins the next step on this channel.
@@ -51,13 +69,23 @@ impl Channel {
         self.epoch
     }
 
-    /// Address of every PE's payload memory, as this PE reaches it.
-    pub fn payload_addresses(&self) -> &[u64] {
-        &self.payload.addresses
+    /// Address of PE `rank`'s payload memory, if this PE reaches it.
+    pub fn payload_of(&self, rank: usize) -> Option<u64> {
+        self.payload.addresses[rank]
     }
 
-    /// Address of every PE's words, as this PE reaches them.
-    pub fn word_addresses(&self) -> &[u64] {
-        &self.words.addresses
+    /// Address of every PE's payload memory, as kernels have it: 0 where this PE does not reach it.
+    pub fn payload_addresses(&self) -> Vec<u64> {
+        self.payload.addresses.iter().map(|address| address.unwrap_or(0)).collect()
+    }
+
+    /// Address of every PE's words, in the same way.
+    pub fn word_addresses(&self) -> Vec<u64> {
+        self.words.addresses.iter().map(|address| address.unwrap_or(0)).collect()
+    }
+
+    /// The [`Way`] to every PE.
+    pub fn ways(&self) -> &[u32] {
+        &self.ways
     }
 }

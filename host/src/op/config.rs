@@ -51,6 +51,39 @@ impl MWire {
     }
 }
 
+/// How summaries are written into other PEs' memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// By the kernels' own stores where they reach it, by puts with signals elsewhere.
+    #[default]
+    Auto,
+    /// By puts with signals everywhere: NVSHMEM's on GPUs, a copy and a signal on the CPU. For tests, and to compare.
+    Put,
+}
+
+/// What a backward step computes again. Whatever it is, `prep` and the walks over the chunks need no other PE, so they go on
+/// while gradients of states travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Everything, from the inputs. The forward step keeps nothing that grows with the number of tokens.
+    #[default]
+    All,
+    /// The states of the chunks; what `prep` computed is kept: for each head and chunk of C tokens `C (3 K + 2 C)` elements and
+    /// K more in f32.
+    States,
+}
+
+impl std::fmt::Display for Recompute {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Recompute::All => "all",
+            Recompute::States => "states",
+        })
+    }
+}
+
 /// What computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -82,7 +115,7 @@ impl std::fmt::Display for Device {
     }
 }
 
-/// Options of an operation; the same on all PEs.
+/// Options of an operation; the same on all PEs unless said otherwise.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// What computes, where the library chooses: in [`super::whole::forward`] and the program.
@@ -93,8 +126,12 @@ pub struct Config {
     pub chunk: usize,
     /// Element type of M on the wire.
     pub m_wire: MWire,
+    /// How summaries are written into other PEs' memory; need not be the same on all PEs.
+    pub transport: Transport,
     /// Whether to return the state after each sequence.
     pub final_state: bool,
+    /// What a backward step computes again.
+    pub recompute: Recompute,
     /// Check what hardware cannot: barriers, bounds, unwritten outputs. Slow; on GPUs it checks nothing.
     pub checked: bool,
     /// Compute with NaN and infinity instead of refusing them.
@@ -113,7 +150,9 @@ impl Default for Config {
             mode: Mode::Overlap,
             chunk: 64,
             m_wire: MWire::Auto,
+            transport: Transport::Auto,
             final_state: true,
+            recompute: Recompute::All,
             checked: false,
             allow_nonfinite: false,
             workers: None,

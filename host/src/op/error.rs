@@ -42,6 +42,26 @@ pub enum OpError {
     Slots { lanes: usize, hv: usize, k: usize, v: usize, pes: usize, reason: String },
     #[error("{0}")]
     Expired(ExpiredWait),
+    #[error(
+        "{error}; PE {other} is in call {number}, {theirs}, while this PE ({rank}) is in call {number}, {mine}: all PEs must \
+         make the same calls in the same order"
+    )]
+    DifferentCalls { rank: usize, other: usize, number: u64, mine: String, theirs: String, error: Box<OpError> },
+    #[error(
+        "PE {rank} and PE {other} called backward (call {number}) with what different forward calls saved, {mine} and \
+         {theirs} calls before; the gradients are void: pass what the same forward call saved on all PEs"
+    )]
+    DifferentSaved { rank: usize, other: usize, number: u64, mine: u64, theirs: u64 },
+    #[error(
+        "PE {rank}: backward was called with a saved state of {what} = {saved}, the call is one with {call}; pass what the \
+         forward call with the same plan, shapes and options saved on this PE"
+    )]
+    ForeignSaved { rank: usize, what: String, saved: String, call: String },
+    #[error(
+        "PE {rank}: saved state {handle} was used already, or never held; a saved state serves one backward call: call \
+         forward_saving again"
+    )]
+    SpentHandle { rank: usize, handle: u64 },
     #[error("PE {rank}: this operation failed before ({first}); make a new world and a new operation")]
     FailedBefore { rank: usize, first: String },
 }
@@ -70,6 +90,7 @@ impl std::fmt::Display for ExpiredWait {
         let kernel = match self.expired.step {
             kernels_gpu::comm::STEP_SCAN => "scan_push",
             kernels_gpu::comm::STEP_FIX => "fix_out",
+            kernels_gpu::comm::STEP_SCAN_BACK => "scan_back",
             _ => "a kernel",
         };
         let (lane, head) = (self.expired.row / self.hv, self.expired.row % self.hv);

@@ -1,38 +1,57 @@
-//! The operation: context-parallel KDA and GDN on one PE's share of the tokens.
+//! The operation: context-parallel KDA and GDN on one PE's share of the tokens, forward and backward.
 //!
 //! [`ContextParallel`] belongs to one PE of a world and is called by all PEs in the same order, each with its
-//! own tokens; [`whole::forward`] does all of it for tensors that lie in one process.
+//! own tokens; [`whole::forward`] and [`whole::backward`] do all of it for tensors that lie in one process.
+//!
+//! # Training
+//! [`ContextParallel::forward_saving`] also returns a [`Saved`], which [`ContextParallel::backward`] takes together with the
+//! same inputs and the gradient of the loss with respect to the outputs. Several forward calls may come before their backward
+//! calls, and these in any order, the same on all PEs.
+//!
+//! The gradients of `A_log` and `dt_bias` are sums over tokens: a PE returns its tokens' share. As for any parameter whose
+//! tokens are spread over PEs, the program adds the shares up (an all-reduce of its own, or
+//! [`add_shares`](crate::gradients::add_shares) where they come together); [`whole::backward`] does it in the order of the ranks.
+//! Everything else a PE returns is complete.
 
 mod agreement;
+mod backward;
 mod channel;
 mod config;
 pub mod convolution;
 mod error;
+mod forward;
 mod report;
+mod saved;
 mod step;
 mod tables;
+mod training;
 pub mod whole;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use kernels_gpu::params::StepStats;
 use kernels_gpu::protocol::ChannelLayout;
 
-pub use config::{Config, Device, MWire, Mode};
+pub use config::{Config, Device, MWire, Mode, Recompute, Transport};
 pub use convolution::ShortConvolution;
-pub use error::OpError;
+pub use error::{ExpiredWait, OpError};
 pub use report::{KernelTime, Report};
+pub use saved::{Saved, SavedHandle};
+pub(crate) use training::check_upstream;
 
 use crate::exec::cpu::Cpu;
 use crate::exec::{ExecError, Executor};
+use crate::gradients::Gradients;
 use crate::inputs::{Dims, Inputs};
 use crate::plan::Plan;
 use crate::tensor::Tensor;
 use crate::trace::Trace;
 use crate::world::Pe;
-use agreement::Agreement;
+use agreement::{Agreement, Direction};
 use channel::Channel;
+use saved::SavedMemory;
 
 /// What a forward call returns on one PE.
 #[derive(Clone, Debug)]
@@ -48,17 +67,31 @@ pub struct Forward {
     pub trace: Option<Trace>,
 }
 
+/// What a backward call returns on one PE.
+#[derive(Clone, Debug)]
+pub struct Backward {
+    /// Gradients with respect to this PE's inputs. `da_log` and `ddt_bias` are this PE's share of a sum over tokens.
+    pub gradients: Gradients,
+    /// Counts and times.
+    pub report: Report,
+    /// The timeline, if [`Config::trace`] asks for it.
+    pub trace: Option<Trace>,
+}
+
 /// One PE's side of a context-parallel operation. Keeps scratch memory, and slots in the symmetric heap, from call
 /// to call.
 ///
-/// The first call, and every call whose plan or sizes differ from the last one's, is collective: the PEs
-/// compare what they are about to do. Calls in between synchronise only where summaries flow.
+/// The first call of each direction, and every call whose plan or sizes differ from the last one's of its direction, is
+/// collective: the PEs compare what they are about to do. Calls in between synchronise only where summaries flow.
 pub struct ContextParallel<'pe, X: Executor = Cpu> {
     pe: &'pe Pe,
     config: Config,
     exec: X,
-    channels: HashMap<ChannelLayout, Channel>,
-    agreed: Option<Agreement>,
+    /// Unique in this process.
+    number: u64,
+    channels: HashMap<(Direction, ChannelLayout), Channel>,
+    agreed: HashMap<Direction, Agreement>,
+    held: HashMap<SavedHandle, Saved<X>>,
     failed: Option<String>,
 }
 
@@ -81,10 +114,13 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
     /// # Errors
     /// [`OpError`] if an option is out of range.
     pub fn on(pe: &'pe Pe, config: Config, exec: X) -> Result<Self, OpError> {
+        static OPERATIONS: AtomicU64 = AtomicU64::new(0);
         if !matches!(config.chunk, 16 | 32 | 64) {
             return Err(crate::error::InputError::Chunk { found: config.chunk }.into());
         }
-        Ok(Self { pe, config, exec, channels: HashMap::new(), agreed: None, failed: None })
+        let number = OPERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
+        let (channels, agreed, held) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Ok(Self { pe, config, exec, number, channels, agreed, held, failed: None })
     }
 
     /// Options.
@@ -98,7 +134,7 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         self.exec.set_clock_origin(origin);
     }
 
-    /// Bytes of scratch memory, apart from inputs, results and the symmetric heap.
+    /// Bytes of scratch memory, apart from inputs, results, what [`Saved`] holds, and the symmetric heap.
     pub fn scratch_bytes(&self) -> usize {
         self.exec.scratch_bytes()
     }
@@ -110,11 +146,39 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
     /// [`OpError`]. If the inputs are at fault, nothing was launched and the call may be repeated, by all PEs. After
     /// any other error the operation is of no further use: other PEs may have gone on.
     pub fn forward(&mut self, plan: &Plan, inputs: &Inputs<'_>) -> Result<Forward, OpError> {
-        if let Some(first) = &self.failed {
-            return Err(OpError::FailedBefore { rank: self.pe.rank(), first: first.clone() });
-        }
+        Ok(self.checked_forward(plan, inputs, false)?.0)
+    }
+
+    /// The forward call of either kind, and its number.
+    fn checked_forward(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        save: bool,
+    ) -> Result<(Forward, Option<SavedMemory<X>>, u64), OpError> {
+        self.usable()?;
         let dims = self.check(plan, inputs)?;
-        self.run(plan, inputs, &dims).inspect_err(|error| self.failed = Some(error.to_string()))
+        let call = self.pe.note_call(Direction::Forward.note(0));
+        let result = self.run_forward(plan, inputs, &dims, save);
+        let (forward, memory) = self.settled(result, Direction::Forward, call)?;
+        Ok((forward, memory, call))
+    }
+
+    /// Refuses calls after a failure.
+    fn usable(&self) -> Result<(), OpError> {
+        match &self.failed {
+            Some(first) => Err(OpError::FailedBefore { rank: self.pe.rank(), first: first.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes a failure, and says so if it came of calls that differ.
+    fn settled<T>(&mut self, result: Result<T, OpError>, direction: Direction, call: u64) -> Result<T, OpError> {
+        result.map_err(|error| {
+            let error = training::name_different_calls(self.pe, direction, call, error);
+            self.failed = Some(error.to_string());
+            error
+        })
     }
 
     /// Everything that can be said against the inputs without another PE.
@@ -143,19 +207,41 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         Ok(dims)
     }
 
-    fn run(&mut self, plan: &Plan, inputs: &Inputs<'_>, dims: &Dims) -> Result<Forward, OpError> {
+    fn run_forward(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        dims: &Dims,
+        save: bool,
+    ) -> Result<(Forward, Option<SavedMemory<X>>), OpError> {
+        let layout = self.prepare(Direction::Forward, plan, inputs, dims, 0)?;
+        let step = step::Step { pe: self.pe, plan, inputs, dims, config: &self.config, layout };
+        let channel = self.channels.get_mut(&(Direction::Forward, layout)).filter(|_| plan.lanes > 0);
+        step.forward(&mut self.exec, channel, save)
+    }
+
+    /// Agrees with the other PEs where that has to be, and makes the channel: collective then. `age`: how many calls before
+    /// was the forward call, if this is backward.
+    fn prepare(
+        &mut self,
+        direction: Direction,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        dims: &Dims,
+        age: u64,
+    ) -> Result<ChannelLayout, OpError> {
         let agreement = Agreement::new(plan, inputs, dims, &self.config);
-        if self.agreed.as_ref() != Some(&agreement) {
-            agreement.reach(self.pe)?;
-            self.agreed = Some(agreement);
+        if self.agreed.get(&direction) != Some(&agreement) {
+            agreement.reach(self.pe, direction, age)?;
+            self.agreed.insert(direction, agreement);
         }
         let layout = channel::layout(plan, inputs, dims, &self.config)?;
-        if plan.lanes > 0 && !self.channels.contains_key(&layout) {
-            self.channels.insert(layout, Channel::new(&mut self.exec, self.pe, layout)?);
+        let key = (direction, layout);
+        if plan.lanes > 0 && !self.channels.contains_key(&key) {
+            let channel = Channel::new(&mut self.exec, self.pe, direction, layout, self.config.transport)?;
+            self.channels.insert(key, channel);
         }
-        let channel = if plan.lanes > 0 { self.channels.get_mut(&layout) } else { None };
-        let step = step::Step { pe: self.pe, plan, inputs, dims, config: &self.config, layout };
-        step.run(&mut self.exec, channel)
+        Ok(layout)
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kernels_gpu::params::{Stamp, StampKind};
 
+use crate::exec::Waits;
 use crate::trace::{Args, Event, Kind, Trace};
 
 /// How long one kernel took.
@@ -16,7 +17,7 @@ pub struct KernelTime {
 }
 
 /// Counts and times of one call on one PE.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Report {
     /// Tokens of this PE.
     pub tokens: usize,
@@ -24,7 +25,8 @@ pub struct Report {
     pub bytes_sent: u64,
     /// Messages (column blocks) sent.
     pub messages: u64,
-    /// Kernel by kernel.
+    /// Kernel by kernel; stays with the PE.
+    #[serde(skip)]
     pub kernels: Vec<KernelTime>,
     /// Time in kernels, waits not counted.
     pub compute: Duration,
@@ -36,11 +38,16 @@ pub struct Report {
     pub scratch_bytes: usize,
     /// Symmetric heap in use.
     pub heap_bytes: usize,
+    /// Most bytes of device memory held at once so far: inputs and results that were brought there, scratch, what steps kept, and
+    /// heap.
+    pub peak_device_bytes: usize,
+    /// Where the step waited for other PEs.
+    pub waits: Waits,
 }
 
 /// The stamps that a step's kernels left, as a timeline.
-pub(super) fn timeline(rank: usize, stamps: &[Stamp], asked: u64, hv: usize) -> Trace {
-    let mut trace = Trace::new("forward", "block");
+pub(super) fn timeline(title: &str, rank: usize, stamps: &[Stamp], asked: u64, hv: usize) -> Trace {
+    let mut trace = Trace::new(title, "block");
     let kept = stamps.len().min(asked as usize);
     for stamp in &stamps[..kept] {
         let (name, kind) = match stamp.kind {
@@ -50,17 +57,21 @@ pub(super) fn timeline(rank: usize, stamps: &[Stamp], asked: u64, hv: usize) -> 
             x if x == StampKind::Wait as u32 => ("wait", Kind::Wait),
             x if x == StampKind::SlotWait as u32 => ("slot_wait", Kind::Wait),
             x if x == StampKind::Merge as u32 => ("merge", Kind::Compute),
+            x if x == StampKind::States as u32 => ("states", Kind::Compute),
+            x if x == StampKind::ScanBack as u32 => ("scan_back", Kind::Compute),
+            x if x == StampKind::Grad as u32 => ("grad", Kind::Compute),
+            x if x == StampKind::Reduce as u32 => ("reduce", Kind::Compute),
             _ => ("fix_out", Kind::Compute),
         };
-        let chunk = matches!(name, "prep" | "fix_out").then_some(stamp.part);
+        let chunk = matches!(name, "prep" | "fix_out" | "grad").then_some(stamp.part);
         let bytes = (stamp.bytes > 0).then_some(stamp.bytes);
         trace.events.push(Event {
             name: name.into(),
             kind,
             pe: rank as u32,
-            // Blocks of `prep` are many and short; what matters is which worker ran them, and blocks of the other
-            // kernels stay on one.
-            track: if name == "prep" { 0 } else { stamp.block },
+            // Blocks of kernels without tickets are many and short; what matters is which worker ran them, and blocks of the
+            // other kernels stay on one.
+            track: if matches!(name, "prep" | "grad" | "reduce") { 0 } else { stamp.block },
             start_ns: stamp.start_ns,
             end_ns: stamp.end_ns,
             args: Args { head: Some(stamp.head % hv as u32), chunk, bytes },

@@ -23,6 +23,13 @@ pub(super) struct HostTables {
 impl HostTables {
     /// Tables of `rank`; `warpgroups` is that of the scan's blocks.
     pub fn new(rank: &RankPlan, mode: Mode, chunk: usize, hv: u32, layout: &ChannelLayout, warpgroups: u32) -> Self {
+        let mut tables = Self::segments(rank, chunk);
+        tables.order_work(mode, hv, layout, warpgroups);
+        tables
+    }
+
+    /// Chunks and segments of `rank`, without work.
+    pub fn segments(rank: &RankPlan, chunk: usize) -> Self {
         let mut tables = Self::default();
         for segment in &rank.segments {
             let first_chunk = tables.chunks.len() as u32;
@@ -51,7 +58,6 @@ impl HostTables {
                 targets: tables.targets.len() as u32 - first_target,
             });
         }
-        tables.order_work(mode, hv, layout, warpgroups);
         tables
     }
 

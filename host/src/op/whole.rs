@@ -1,6 +1,13 @@
 //! A whole batch in one process: cut it up, run it on PEs that are threads, put the results together.
 
+mod backward;
+
 use std::time::Instant;
+
+pub use backward::{
+    PartBackward, UpstreamShare, WholeBackward, backward, gradients_of_rank, join_backward, join_gradients,
+    one_backward,
+};
 
 use super::{Config, ContextParallel, Device, Forward, OpError, Report};
 use crate::exec::Executor;
@@ -111,63 +118,116 @@ pub fn check_whole(plan: &Plan, whole: &Inputs<'_>, config: &Config) -> Result<(
 /// # Errors
 /// [`OpError`], of the inputs or of the PE that failed first.
 pub fn forward(plan: &Plan, whole: &Inputs<'_>, config: &Config, options: &WorldOptions) -> Result<Whole, OpError> {
+    Ok(join(plan, whole, forward_by(plan, whole, config, options, |_, step| step())?))
+}
+
+/// As [`forward`], with what each PE does in the caller's hands: `body` gets its PE and what computes that PE's share, which
+/// may be called again and again, by all PEs alike. Returns what it returned, by rank.
+///
+/// # Errors
+/// [`OpError`], of the inputs or of the PE that failed first.
+pub fn forward_by<T: Send>(
+    plan: &Plan,
+    whole: &Inputs<'_>,
+    config: &Config,
+    options: &WorldOptions,
+    body: impl Fn(&Pe, &mut dyn FnMut() -> Result<Forward, OpError>) -> Result<T, OpError> + Sync,
+) -> Result<Vec<T>, OpError> {
     check_whole(plan, whole, config)?;
+    on_all_pes(&ForwardJob { plan, whole, body }, plan, whole, config, options)
+}
+
+/// What each PE does with its operation, whatever the device.
+trait Job: Sync {
+    type Part: Send;
+
+    /// Directions in which summaries travel: channels of each that the heap must hold.
+    const DIRECTIONS: usize;
+
+    fn run<X: Executor>(&self, op: ContextParallel<'_, X>, pe: &Pe) -> Result<Self::Part, OpError>;
+}
+
+struct ForwardJob<'a, F> {
+    plan: &'a Plan,
+    whole: &'a Inputs<'a>,
+    body: F,
+}
+
+impl<T: Send, F> Job for ForwardJob<'_, F>
+where
+    F: Fn(&Pe, &mut dyn FnMut() -> Result<Forward, OpError>) -> Result<T, OpError> + Sync,
+{
+    type Part = T;
+    const DIRECTIONS: usize = 1;
+
+    fn run<X: Executor>(&self, mut op: ContextParallel<'_, X>, pe: &Pe) -> Result<T, OpError> {
+        let share = Share::new(self.plan, pe.rank(), self.whole);
+        let inputs = share.inputs(self.whole);
+        (self.body)(pe, &mut || op.forward(self.plan, &inputs))
+    }
+}
+
+/// Runs `job` on as many threads as the plan has PEs; the parts by rank.
+fn on_all_pes<J: Job>(
+    job: &J,
+    plan: &Plan,
+    whole: &Inputs<'_>,
+    config: &Config,
+    options: &WorldOptions,
+) -> Result<Vec<J::Part>, OpError> {
     let origin = Instant::now();
     let parts = match config.device {
         Device::Cpu => run_threads(plan.pes(), options, |pe| {
-            let op = ContextParallel::new(pe, config.clone())?;
-            one_pe(op, pe, plan, whole, origin)
+            let mut op = ContextParallel::new(pe, config.clone())?;
+            op.set_clock_origin(origin);
+            job.run(op, pe)
         }),
         #[cfg(feature = "cuda")]
-        Device::Cuda => on_gpus(plan, whole, config, options, origin),
+        Device::Cuda => on_gpus(job, plan, whole, config, options, origin),
         #[cfg(not(feature = "cuda"))]
         Device::Cuda => return Err(OpError::NoCuda),
     };
-    let parts = parts.map_err(|error| match error {
+    // Sizes that only a build for GPUs asks for.
+    let _ = (whole, J::DIRECTIONS);
+    parts.map_err(|error| match error {
         RunError::World(error) => OpError::World(error),
         RunError::Pe { error, .. } => error,
         RunError::Panic { rank, message } => OpError::World(crate::world::WorldError::PeFailed { rank, message }),
-    })?;
-    Ok(join(plan, whole, parts))
-}
-
-/// The share of one PE.
-fn one_pe<X: Executor>(
-    mut op: ContextParallel<'_, X>,
-    pe: &Pe,
-    plan: &Plan,
-    whole: &Inputs<'_>,
-    origin: Instant,
-) -> Result<Forward, OpError> {
-    let share = Share::new(plan, pe.rank(), whole);
-    op.set_clock_origin(origin);
-    op.forward(plan, &share.inputs(whole))
+    })
 }
 
 /// On all GPUs of this machine, PEs dealt out to them in turn.
 #[cfg(feature = "cuda")]
-fn on_gpus(
+fn on_gpus<J: Job>(
+    job: &J,
     plan: &Plan,
     whole: &Inputs<'_>,
     config: &Config,
     options: &WorldOptions,
     origin: Instant,
-) -> Result<Vec<Forward>, RunError<OpError>> {
-    use crate::exec::cuda::{CudaExecutor, Gpu};
+) -> Result<Vec<J::Part>, RunError<OpError>> {
+    use crate::exec::ExecError;
+    use crate::exec::cuda::{CudaError, CudaExecutor, Gpu, Kernels, Sharing};
     use crate::world::virtual_pes::run_virtual_pes;
 
     let failed = |error: OpError| RunError::Pe { rank: 0, error };
-    let gpus = || -> Result<Vec<Gpu>, crate::exec::cuda::CudaError> { (0..Gpu::count()?).map(Gpu::open).collect() };
-    let gpus = gpus().map_err(|error| failed(crate::exec::ExecError::from(error).into()))?;
+    let gpus = || -> Result<Vec<Gpu>, CudaError> { (0..Gpu::count()?).map(Gpu::open).collect() };
+    let gpus = gpus().map_err(|error| failed(ExecError::from(error).into()))?;
+    if config.transport == super::Transport::Put && plan.pes() > 1 {
+        return Err(failed(ExecError::PutsOfThreads.into()));
+    }
     let dims = whole.dims().map_err(|error| failed(error.into()))?;
     let layout = super::channel::layout(plan, whole, &dims, config).map_err(failed)?;
-    let pool_bytes = super::channel::heap_bytes(&layout);
+    let pool_bytes = J::DIRECTIONS * super::channel::heap_bytes(&layout);
+    // The same on all PEs, also where the last round of dealing leaves GPUs out: they must agree on whether they share.
+    let sharing = Sharing { pes: plan.pes().div_ceil(gpus.len()), concurrent: false };
     run_virtual_pes(plan.pes(), &gpus, options, pool_bytes, |virtual_pe| {
-        // The same on all PEs, also where the last round of dealing leaves GPUs out: they must agree on whether they share.
-        let exec = CudaExecutor::new(virtual_pe.gpu, virtual_pe.heap.clone(), plan.pes().div_ceil(gpus.len()));
-        let exec = exec.map_err(crate::exec::ExecError::from)?;
-        let op = ContextParallel::on(virtual_pe.pe, config.clone(), exec)?;
-        one_pe(op, virtual_pe.pe, plan, whole, origin)
+        let kernels = Kernels::direct(virtual_pe.gpu).map_err(ExecError::from)?;
+        let exec = CudaExecutor::new(virtual_pe.gpu, kernels, virtual_pe.heap.clone(), sharing);
+        let exec = exec.map_err(ExecError::from)?;
+        let mut op = ContextParallel::on(virtual_pe.pe, config.clone(), exec)?;
+        op.set_clock_origin(origin);
+        job.run(op, virtual_pe.pe)
     })
 }
 
@@ -175,28 +235,18 @@ fn on_gpus(
 pub fn join(plan: &Plan, whole: &Inputs<'_>, parts: Vec<Forward>) -> Whole {
     let shape = whole.v.shape().to_vec();
     let mut o = Tensor::zeros(whole.dtype(), &shape);
-    let row_bytes = shape[2] * shape[3] * whole.dtype().size();
-    let (b, t) = (shape[0], shape[1]);
     let (k, v) = (whole.q.shape()[3], shape[3]);
     let state_shape = match whole.state_layout {
         StateLayout::KFirst => [plan.layout.sequences(), shape[2], k, v],
         StateLayout::VFirst => [plan.layout.sequences(), shape[2], v, k],
     };
-    let state_bytes = shape[2] * k * v * 4;
     let wants_states = parts.iter().any(|part| part.final_state.is_some());
     let mut states = wants_states.then(|| Tensor::zeros(Dtype::F32, &state_shape));
     let (mut reports, mut traces) = (Vec::new(), Vec::new());
     for (rank, part) in parts.into_iter().enumerate() {
-        let (first, len) = (plan.cuts[rank], plan.cuts[rank + 1] - plan.cuts[rank]);
-        for row in 0..b {
-            let from = &part.o.data.bytes()[row * len * row_bytes..][..len * row_bytes];
-            o.data.bytes_mut()[(row * t + first) * row_bytes..][..len * row_bytes].copy_from_slice(from);
-        }
+        put_tokens(&mut o, &part.o, plan.cuts[rank]);
         if let (Some(states), Some(part)) = (&mut states, &part.final_state) {
-            for (i, &seq) in plan.ranks[rank].ends.iter().enumerate() {
-                let from = &part.data.bytes()[i * state_bytes..][..state_bytes];
-                states.data.bytes_mut()[seq * state_bytes..][..state_bytes].copy_from_slice(from);
-            }
+            put_rows(states, part, &plan.ranks[rank].ends);
         }
         reports.push(part.report);
         traces.extend(part.trace);
@@ -213,6 +263,24 @@ pub(super) fn take_tokens(x: &TensorView<'_>, first: usize, last: usize) -> Tens
     let mut taken = shape.to_vec();
     taken[1] = last - first;
     Tensor { shape: taken, data: gather(x, ranges) }
+}
+
+/// Puts `part`, a run of tokens of every row, at token `first` of the rows of `to`.
+fn put_tokens(to: &mut Tensor, part: &Tensor, first: usize) {
+    let (b, t, len) = (to.shape[0], to.shape[1], part.shape[1]);
+    let token = to.shape[2..].iter().product::<usize>() * to.data.dtype().size();
+    for row in 0..b {
+        let from = &part.data.bytes()[row * len * token..][..len * token];
+        to.data.bytes_mut()[(row * t + first) * token..][..len * token].copy_from_slice(from);
+    }
+}
+
+/// Puts the rows of `part` at `rows` of the outermost dimension of `to`.
+fn put_rows(to: &mut Tensor, part: &Tensor, rows: &[usize]) {
+    let row = to.shape[1..].iter().product::<usize>() * to.data.dtype().size();
+    for (i, &at) in rows.iter().enumerate() {
+        to.data.bytes_mut()[at * row..][..row].copy_from_slice(&part.data.bytes()[i * row..][..row]);
+    }
 }
 
 /// Rows `rows` of the outermost dimension.

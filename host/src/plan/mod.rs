@@ -10,7 +10,8 @@
 //! 3. each of those merges what it received, in rank order, into its own `S_in` ([`Receive`]).
 //!
 //! The first rank of a sequence starts from the initial state itself, so its `S` is absolute and it sends no `M`.
-//! Sequences that end at a cut cross nothing, and nothing is sent for them.
+//! Sequences that end at a cut cross nothing, and nothing is sent for them. The backward pass follows the same plan
+//! [the other way round](Plan::mirrored).
 //!
 //! ```
 //! use deltalink::plan::{Cuts, Plan};
@@ -28,6 +29,7 @@ mod build;
 pub mod cost;
 mod cuts;
 mod error;
+mod mirror;
 mod traffic;
 
 pub use build::check_cu_seqlens;
@@ -147,7 +149,8 @@ pub struct Segment {
 pub struct Receive {
     /// Index among the receiving segments of this rank: the slots that the summaries arrive in.
     pub lane: usize,
-    /// All earlier ranks that hold tokens of the sequence, ascending, never empty.
+    /// All earlier ranks that hold tokens of the sequence, ascending, never empty. ([Mirrored](Plan::mirrored): all later ones,
+    /// descending.)
     pub from: Vec<usize>,
 }
 
@@ -168,7 +171,8 @@ impl Receive {
 pub struct Send {
     /// Index among the sending segments of this rank.
     pub lane: usize,
-    /// All later ranks that hold tokens of the sequence, ascending, never empty.
+    /// All later ranks that hold tokens of the sequence, ascending, never empty. ([Mirrored](Plan::mirrored): all earlier
+    /// ones, descending.)
     pub to: Vec<Target>,
 }
 

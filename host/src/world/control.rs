@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::WorldError;
+use super::calls::Calls;
 
 const MAGIC: [u8; 8] = *b"dltalink";
 /// Counts the changes of everything in this file and of the letters.
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
 const FAILURE_TEXT: usize = 4096 - 128;
 
 /// Describes the segment to a process that opens it. Written before the segment is shared, read-only after.
@@ -63,6 +64,8 @@ pub(super) struct Slot {
     pub(super) arrived: AtomicU64,
     /// 1 once the PE takes part in no further step.
     pub(super) left: AtomicU64,
+    /// What this PE says about its calls.
+    pub(super) calls: Calls,
 }
 
 /// The first failure of any PE. `state` is 0, then `rank + 1` with bit 0 of its low bits telling whether `text` is complete.
@@ -161,7 +164,7 @@ mod tests {
         let text = |found: Header| found.check("/proc/1/fd/3", &mine).expect_err("differs").to_string();
         assert!(text(Header::new(2, 1 << 20)).contains("number of PEs 2, this PE has 4"));
         assert!(text(Header::new(4, 1 << 21)).contains("heap bytes per PE 2097152, this PE has 1048576"));
-        assert!(text(Header { format: 99, ..mine }).contains("format 99, this PE has 1"));
+        assert!(text(Header { format: 99, ..mine }).contains("format 99, this PE has 2"));
         assert!(text(Header { crate_version: [b'9'; 32], ..mine }).contains("deltalink version 999"));
         assert!(text(Header { magic: *b"\x7fELF\0\0\0\0", ..mine }).contains("is not memory shared"));
     }

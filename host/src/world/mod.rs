@@ -8,6 +8,7 @@
 //! Nothing here waits forever: each wait ends when all PEs have arrived, when one failed or left, or at the timeout,
 //! and the error names the PE.
 
+mod calls;
 mod collective;
 mod control;
 mod environment;
@@ -19,9 +20,11 @@ pub mod nvshmem;
 mod pmi;
 mod rendezvous;
 mod segment;
+mod subset;
 mod threads;
 #[cfg(feature = "cuda")]
 pub mod virtual_pes;
+mod watch;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -33,6 +36,7 @@ pub use error::{RunError, WorldError};
 pub use launch::{ExitReport, Launch, PeExit, spawn};
 pub use segment::MAX_SIZE;
 pub use threads::run_threads;
+pub use watch::Watch;
 
 use crate::heap::Heap;
 use segment::Segment;

@@ -7,71 +7,23 @@
 //! Each step that can fail on one PE alone is followed by one in which all learn of it, before NVSHMEM's next collective
 //! call, which would wait forever.
 
-use std::collections::BTreeMap;
+mod error;
+mod introduction;
+
 use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::sync::Arc;
 
-use nvshmem_sys::{INIT_WITH_UNIQUEID, InitAttr, Library, LoadError, ONE_MACHINE, UniqueId, Version};
-use serde::{Deserialize, Serialize};
+use nvshmem_sys::{INIT_WITH_UNIQUEID, InitAttr, Library, ONE_MACHINE, UniqueId, Version};
 
-use super::{Pe, WorldError};
-use crate::exec::cuda::{CudaError, Gpu, Module, Stream};
+pub use error::NvshmemError;
+
+use super::Pe;
+use crate::exec::cuda::{Gpu, Module, Sharing, Stream};
 use crate::heap::{ALIGN, DevicePool, Heap, HeapStats, Reach};
 
-/// NVSHMEM could not be started or used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs)] // the messages say what each field is
-pub enum NvshmemError {
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    #[error(transparent)]
-    World(#[from] WorldError),
-    #[error(transparent)]
-    Cuda(#[from] CudaError),
-    #[error(
-        "PE 0 has loaded NVSHMEM {first} ({first_path}), PE {second_rank} {second} ({second_path}); give all PEs the same \
-         library (NVSHMEM_HOME or LD_LIBRARY_PATH)"
-    )]
-    Versions { first: String, first_path: String, second_rank: usize, second: String, second_path: String },
-    #[error(
-        "what PE {rank} says about its GPU and its NVSHMEM cannot be read ({reason}); start all PEs with one program"
-    )]
-    Unreadable { rank: usize, reason: String },
-    #[error(
-        "{call} ends with {code} on PE {rank}; NVSHMEM's own message is on standard error, NVSHMEM_DEBUG=INFO makes it say \
-         more, NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME names the network interface for its start"
-    )]
-    Call { call: &'static str, rank: usize, code: c_int },
-    #[error(
-        "NVSHMEM takes this process for PE {found_rank} of {found_size}, the launcher started it as PE {rank} of {size}; \
-         set no NVSHMEM_BOOTSTRAP variables"
-    )]
-    Place { rank: usize, size: usize, found_rank: c_int, found_size: c_int },
-    #[error(
-        "NVSHMEM has no {bytes} bytes of symmetric memory on PE {rank}: {free} of {total} bytes of its GPU are free, and it \
-         takes memory in pieces of NVSHMEM_CUMEM_GRANULARITY (512 MiB); ask for a smaller heap"
-    )]
-    NoMemory { rank: usize, bytes: usize, free: usize, total: usize },
-    #[error(
-        "module {module} has no NVSHMEM device library (no {}); link it into the module, or do not attach it",
-        Version::DEVICE_SYMBOL
-    )]
-    NoDeviceLibrary { module: String },
-    #[error(
-        "module {module} was linked with NVSHMEM {device}, the host library is {host} ({path}); major and minor version \
-         must be the same: link the module with the library of that version, or load the other host library \
-         (NVSHMEM_HOME or LD_LIBRARY_PATH)"
-    )]
-    DeviceVersion { module: String, device: Version, host: Version, path: String },
-    #[error(
-        "NVSHMEM cannot end while objects of its heap are held ({live} live); drop them and all handles of the heap first"
-    )]
-    InUse { live: usize },
-}
-
-/// NVSHMEM on one PE. It ends by [`close`](Self::close); dropped without, it stays up until the process ends, because its
-/// end is a collective step and others may have failed.
+/// NVSHMEM on one PE. It ends by [`close`](Self::close) or [`abandon`](Self::abandon); dropped without, it stays up until the
+/// process ends, because its end is a collective step and others may have failed.
 #[derive(Debug)]
 pub struct Nvshmem<'pe> {
     pe: &'pe Pe,
@@ -81,16 +33,9 @@ pub struct Nvshmem<'pe> {
     /// What `nvshmem_malloc` returned.
     pool: u64,
     modules: Vec<Module>,
+    sharing: Sharing,
     warnings: Vec<String>,
     closed: bool,
-}
-
-/// What each PE tells the others before NVSHMEM starts.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Introduction {
-    gpu: String,
-    version: String,
-    path: String,
 }
 
 impl<'pe> Nvshmem<'pe> {
@@ -104,14 +49,16 @@ impl<'pe> Nvshmem<'pe> {
     pub fn start(pe: &'pe Pe, gpu: &Gpu, pool_bytes: usize) -> Result<Self, NvshmemError> {
         set_defaults();
         let library = Library::load()?;
-        let warnings = introduce(pe, gpu, &library)?;
+        let (sharing, warnings) = introduction::introduce(pe, gpu, &library)?;
         let id = identifier(pe, &library)?;
         initialise(pe, gpu, &library, id)?;
 
         let bytes = pool_bytes.max(1).next_multiple_of(ALIGN);
         gpu.make_current()?;
+        let watch = pe.watch("NVSHMEM's allocation of symmetric memory (nvshmem_malloc)");
         // SAFETY: NVSHMEM has started; all PEs make this call, with the size that their program asks for.
         let pool = unsafe { (library.malloc)(bytes) } as u64;
+        drop(watch);
         let (free, total) = gpu.free_memory()?;
         let mine = [u64::from(pool != 0), free as u64, total as u64];
         agree(pe, "symmetric memory", bytemuck::bytes_of(&mine), |rank, answer| {
@@ -129,7 +76,7 @@ impl<'pe> Nvshmem<'pe> {
         // NVSHMEM's word.
         let memory = unsafe { DevicePool::new(pe.rank(), gpu, bytes, addresses, Arc::new(())) }?;
         let (gpu, heap) = (gpu.clone(), Heap::over(pe, memory));
-        Ok(Self { pe, gpu, library, heap, pool, modules: Vec::new(), warnings, closed: false })
+        Ok(Self { pe, gpu, library, heap, pool, modules: Vec::new(), sharing, warnings, closed: false })
     }
 
     /// The symmetric heap.
@@ -143,6 +90,17 @@ impl<'pe> Nvshmem<'pe> {
     /// If there is no such PE.
     pub fn reach(&self, rank: usize) -> Reach {
         self.heap.memory().reach(rank)
+    }
+
+    /// Whether there is a PE that kernels of this one reach by puts only: they then need a module that is
+    /// [attached](Self::attach).
+    pub fn needs_puts(&self) -> bool {
+        (0..self.pe.size()).any(|rank| self.reach(rank) == Reach::Put)
+    }
+
+    /// How the PEs share GPUs; the same on every PE.
+    pub fn sharing(&self) -> Sharing {
+        self.sharing
     }
 
     /// Version of the host library.
@@ -186,7 +144,7 @@ impl<'pe> Nvshmem<'pe> {
     ///
     /// # Errors
     /// [`NvshmemError::InUse`] if something of the heap is still held, [`NvshmemError::World`] if another PE has failed or
-    /// does not come: NVSHMEM then stays up until the process ends.
+    /// does not come within the world's time-out: NVSHMEM then stays up until the process ends.
     pub fn close(mut self) -> Result<(), NvshmemError> {
         let HeapStats { live, .. } = self.heap.stats();
         if !self.heap.is_unused_elsewhere() {
@@ -208,6 +166,13 @@ impl<'pe> Nvshmem<'pe> {
         Ok(())
     }
 
+    /// Leaves NVSHMEM up until the process ends, without a word: what there is to do after a failure of this PE or of another,
+    /// where nobody knows who would come to a collective end.
+    pub fn abandon(mut self) {
+        tracing::debug!("PE {}: NVSHMEM stays up until this process ends", self.pe.rank());
+        self.closed = true;
+    }
+
     fn check(&self, call: &'static str, code: c_int) -> Result<(), NvshmemError> {
         if code == 0 { Ok(()) } else { Err(NvshmemError::Call { call, rank: self.pe.rank(), code }) }
     }
@@ -215,7 +180,7 @@ impl<'pe> Nvshmem<'pe> {
 
 impl Drop for Nvshmem<'_> {
     fn drop(&mut self) {
-        if !self.closed {
+        if !self.closed && self.pe.failed_peer().is_none() {
             tracing::warn!("PE {}: NVSHMEM was not closed and stays up until this process ends", self.pe.rank());
         }
     }
@@ -242,61 +207,6 @@ fn agree(
     all.iter().enumerate().try_for_each(|(rank, answer)| judge(rank, answer))
 }
 
-/// Compares libraries and GPUs; returns warnings.
-fn introduce(pe: &Pe, gpu: &Gpu, library: &Library) -> Result<Vec<String>, NvshmemError> {
-    let mine = Introduction {
-        gpu: gpu.properties().uuid_text(),
-        version: library.version().to_string(),
-        path: library.path().display().to_string(),
-    };
-    let unreadable =
-        |rank| move |error: serde_json::Error| NvshmemError::Unreadable { rank, reason: error.to_string() };
-    let bytes = serde_json::to_vec(&mine).map_err(unreadable(pe.rank()))?;
-    let all = pe.all_gather("NVSHMEM: GPUs and libraries", &bytes)?;
-    let all = all.iter().enumerate().map(|(rank, bytes)| serde_json::from_slice(bytes).map_err(unreadable(rank)));
-    let all: Vec<Introduction> = all.collect::<Result<_, _>>()?;
-    same_library(&all)?;
-    Ok(shared_gpus(&all, mps_is_running()))
-}
-
-fn same_library(all: &[Introduction]) -> Result<(), NvshmemError> {
-    let first = &all[0];
-    match all.iter().enumerate().find(|(_, other)| other.version != first.version) {
-        None => Ok(()),
-        Some((second_rank, second)) => Err(NvshmemError::Versions {
-            first: first.version.clone(),
-            first_path: first.path.clone(),
-            second_rank,
-            second: second.version.clone(),
-            second_path: second.path.clone(),
-        }),
-    }
-}
-
-/// A warning for each GPU that several PEs share without MPS.
-fn shared_gpus(all: &[Introduction], mps: bool) -> Vec<String> {
-    let mut pes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for (rank, introduction) in all.iter().enumerate() {
-        pes.entry(&introduction.gpu).or_default().push(rank.to_string());
-    }
-    let shared = pes.iter().filter(|(_, pes)| !mps && pes.len() > 1);
-    shared
-        .map(|(gpu, pes)| {
-            format!(
-                "PEs {} share {gpu} without MPS: they take turns, and each message between them costs about 1 ms instead of \
-                 3 us; start MPS (nvidia-cuda-mps-control -d) or fewer PEs",
-                pes.join(", ")
-            )
-        })
-        .collect()
-}
-
-/// Whether an MPS server's control pipe is where this process would look for it.
-fn mps_is_running() -> bool {
-    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_else(|| "/tmp/nvidia-mps".into());
-    Path::new(&folder).join("control").exists()
-}
-
 /// PE 0's identifier of this start, on every PE.
 fn identifier(pe: &Pe, library: &Library) -> Result<UniqueId, NvshmemError> {
     let mut id = UniqueId::new();
@@ -319,6 +229,8 @@ fn initialise(pe: &Pe, gpu: &Gpu, library: &Library, id: UniqueId) -> Result<(),
     let (rank, size) = (pe.rank(), pe.size());
     let mut attr = InitAttr::new();
     gpu.make_current()?;
+    // NVSHMEM's start waits for the other PEs, and for the network, without a bound.
+    let watch = pe.watch("the start of NVSHMEM (nvshmemx_hostlib_init_attr)");
     // SAFETY: structures with their version words; `id` outlives the start, to which `attr` refers. The GPU's context is
     // current, as NVSHMEM asks, and all PEs have the same library and identifier and make these calls.
     let (call, code) = unsafe {
@@ -327,6 +239,7 @@ fn initialise(pe: &Pe, gpu: &Gpu, library: &Library, id: UniqueId) -> Result<(),
             code => ("nvshmemx_set_attr_uniqueid_args", code),
         }
     };
+    drop(watch);
     agree(pe, "start", &code.to_ne_bytes(), |rank, code| {
         let code = code.try_into().map_or(-1, c_int::from_ne_bytes);
         if code == 0 { Ok(()) } else { Err(NvshmemError::Call { call, rank, code }) }
@@ -337,34 +250,4 @@ fn initialise(pe: &Pe, gpu: &Gpu, library: &Library, id: UniqueId) -> Result<(),
         return Err(NvshmemError::Place { rank, size, found_rank, found_size });
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn introductions(gpus: &[&str]) -> Vec<Introduction> {
-        let one = |gpu: &&str| Introduction { gpu: (*gpu).into(), version: "3.4.5".into(), path: "/x".into() };
-        gpus.iter().map(one).collect()
-    }
-
-    #[test]
-    fn pes_that_share_a_gpu_are_warned_of_the_cost() {
-        let all = introductions(&["GPU-a", "GPU-b", "GPU-a", "GPU-c"]);
-        let warnings = shared_gpus(&all, false);
-        assert_eq!(warnings.len(), 1);
-        assert!(warnings[0].starts_with("PEs 0, 2 share GPU-a without MPS"), "{warnings:?}");
-        assert!(shared_gpus(&all, true).is_empty());
-        assert!(shared_gpus(&all[1..], false).is_empty());
-    }
-
-    #[test]
-    fn different_libraries_are_told_with_both_versions_and_paths() {
-        let mut all = introductions(&["GPU-a", "GPU-b", "GPU-c"]);
-        assert_eq!(same_library(&all), Ok(()));
-        all[2].version = "3.7.0".into();
-        all[2].path = "/y".into();
-        let text = same_library(&all).expect_err("differ").to_string();
-        assert!(text.contains("PE 0 has loaded NVSHMEM 3.4.5 (/x), PE 2 3.7.0 (/y)"), "{text}");
-    }
 }

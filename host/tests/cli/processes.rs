@@ -69,7 +69,7 @@ fn pe_of(launcher: u32, rank: usize) -> u32 {
 }
 
 /// `mpiexec.hydra`; without it tests are skipped, unless DELTALINK_REQUIRE_MPIEXEC=1.
-fn mpiexec() -> Option<PathBuf> {
+pub fn mpiexec() -> Option<PathBuf> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&folders).map(|folder| folder.join("mpiexec.hydra")).find(|path| path.is_file());
     if found.is_none() {
@@ -80,7 +80,7 @@ fn mpiexec() -> Option<PathBuf> {
     found
 }
 
-fn launched(mpiexec: &PathBuf, pes: &str, args: &[&str]) -> Output {
+pub fn launched(mpiexec: &PathBuf, pes: &str, args: &[&str]) -> Output {
     let mut command = Command::new(mpiexec);
     command.args(["-launcher", "fork", "-n", pes, env!("CARGO_BIN_EXE_deltalink")]).args(args);
     command.stdin(Stdio::null()).output().expect("mpiexec.hydra starts")

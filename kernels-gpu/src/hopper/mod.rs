@@ -1,11 +1,15 @@
-//! The forward's two heavy kernels for Hopper: operands of bf16, K = V = 128, chunks of 64 tokens.
+//! The forward's kernels for Hopper: operands of bf16, K = V = 128, chunks of 64 tokens.
 //!
-//! They compute what [`crate::prep`] and [`crate::scan`] compute, from the same parameters, into the same record of a chunk and
+//! They compute what [`crate::prep`], [`crate::scan`] and [`crate::fixup`] compute, from the same parameters, into the same record of a chunk and
 //! head; only the bytes inside a record differ: operands lie there as the images that shared memory holds, so that a bulk
 //! copy brings them to where the tensor cores read them. A *panel* is 64 columns: rows of 128 bytes, whose 16-byte pieces
 //! are permuted by `piece ^ (row % 8)` (the 128-byte swizzle). The same panel can be read row by row (K-major) and column
 //! by column (MN-major), so each operand has one image for all products.
 
+#[cfg(all(target_arch = "nvptx64", not(feature = "nvshmem")))]
+pub mod entry;
+#[cfg(target_arch = "nvptx64")]
+pub mod fix;
 #[cfg(target_arch = "nvptx64")]
 mod operands;
 #[cfg(target_arch = "nvptx64")]
@@ -14,6 +18,7 @@ pub mod prep;
 pub mod scan;
 
 use crate::element::DtypeCode;
+use crate::fixup;
 use crate::params::Sizes;
 use crate::tile::RESERVED_BYTES;
 
@@ -66,3 +71,10 @@ pub const fn scan_stage_bytes(n: usize) -> u32 {
 pub const fn scan_shared(n: usize) -> usize {
     RESERVED_BYTES + scan_stages(n) as usize * (scan_stage_bytes(n) as usize + CHANNELS * 4 + 64)
 }
+
+/// Bytes of a warpgroup's images in the correction: q-tilde of two chunks, and outputs.
+pub const FIX_IMAGES: usize = (2 * IMAGE + PANEL) as usize;
+/// Where the images of the correction begin: behind the tiles of the portable body.
+pub const FIX_IMAGES_AT: usize = fixup::shared_bytes(CHANNELS, CHUNK, 2).next_multiple_of(1024);
+/// Bytes of shared memory of a block of the correction.
+pub const FIX_SHARED: usize = FIX_IMAGES_AT + fixup::WARPGROUPS * FIX_IMAGES;

@@ -11,7 +11,7 @@
 use cuda_std::{ptx, thread, warp};
 
 use super::{
-    CHANNELS, IMAGE, PANEL, RECORD, RECORD_AQK, RECORD_KG, RECORD_QG, by_columns, by_rows, column_step, repeat,
+    CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_AQK, RECORD_KG, RECORD_QG, by_columns, by_rows, column_step, repeat,
     row_step, unpack,
 };
 use crate::element::DtypeCode;
@@ -74,6 +74,8 @@ struct Place {
     /// Block of 16 tokens, and pair of channels.
     s: u32,
     c: u32,
+    /// `c / 32`: which panel.
+    half: u32,
     thread: u32,
     base: u32,
 }
@@ -87,7 +89,11 @@ pub fn prep<G: Gate>(wg: &mut Warpgroup<'_>, p: &PrepParams) {
     let Chunk { token, len } = wg.read(p.tables.chunks, chunk);
     let thread = thread::thread_idx_x();
     let base = wg.base();
-    let at = Place { chunk, head, token: token as usize, len, s: thread / 64, c: thread % 64, thread, base };
+    // From lane 0, so that the assembler knows what depends on the warp alone to be uniform.
+    // SAFETY: by all threads.
+    let warp = unsafe { warp::shuffle_idx(thread / 32, 0) };
+    let (s, half) = (warp / 2, warp % 2);
+    let at = Place { chunk, head, token: token as usize, len, s, half, c: 32 * half + thread % 32, thread, base };
     // SAFETY: the block's shared memory; barriers separate the phases; control flow is uniform in the warps.
     unsafe {
         let (k, e) = operands::<G>(p, &at);
@@ -106,9 +112,19 @@ pub fn prep<G: Gate>(wg: &mut Warpgroup<'_>, p: &PrepParams) {
 
 /// Global pair of bf16 of row `row` (token of the chunk) of `x`, or zeros beyond the chunk.
 #[inline(always)]
-unsafe fn pair(x: *const u32, stride: usize, row: u32, len: u32) -> u32 {
+unsafe fn pair<const FULL: bool>(x: *const u32, stride: usize, row: u32, len: u32) -> u32 {
+    let x = x.wrapping_add(row as usize * stride);
     // SAFETY: by contract a pair of row `row`.
-    unsafe { ptx::ld_global_nc_u32_if(x.wrapping_add(row as usize * stride), (row < len) as u32) }
+    unsafe { if FULL { ptx::ld_global_nc_u32(x) } else { ptx::ld_global_nc_u32_if(x, (row < len) as u32) } }
+}
+
+/// The pairs of 16 rows from `first`, zeros beyond the chunk; `FULL` if there is no row beyond it.
+#[inline(always)]
+unsafe fn pairs<const FULL: bool>(x: *const u32, stride: usize, first: u32, len: u32) -> [u32; 16] {
+    let mut pairs = [0u32; 16];
+    // SAFETY: by contract.
+    repeat!(I in 16 => { pairs[I] = unsafe { pair::<FULL>(x, stride, first + I as u32, len) }; });
+    pairs
 }
 
 /// Sums over the lanes of a warp of 16 numbers each: lane l gets that of number l / 2.
@@ -132,11 +148,13 @@ unsafe fn sums(mut x: [f32; 16], lane: u32) -> f32 {
     x[0] + unsafe { warp::shuffle_xor(x[0], 1) }
 }
 
-/// Shared address of (row, this thread's channels) in an image: the permuted piece of row `i` (mod 8) is `piece ^ i`.
+/// Places of this thread's channels in rows 0 to 7 (mod 8) of a panel: the permuted piece of row `i` is `piece ^ i`.
 #[inline(always)]
-fn in_image(tile: u32, panel: u32, at: &Place, row: u32, i: u32) -> u32 {
-    let piece = (at.c % 32) / 4;
-    tile + (at.c / 32) * panel + row * 128 + ((piece ^ (i % 8)) << 4) + (at.c % 4) * 4
+fn in_row(at: &Place) -> [u32; 8] {
+    let lane = at.c % 32;
+    let mut place = [0u32; 8];
+    repeat!(I in 8 => { place[I] = (((lane / 4) ^ I as u32) << 4) + (lane % 4) * 4; });
+    place
 }
 
 /// Loads, norms, decays, and the operands of the scores; stores qg, kg and the decay of the chunk. Returns this thread's k
@@ -152,12 +170,15 @@ unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> ([u32; 16], [[f32; 2]
     let qk_at = ((at.token * h + qk_head) * CHANNELS + channel) / 2;
     let (q_from, k_from) = ((p.q.addr as *const u32).wrapping_add(qk_at), (p.k.addr as *const u32).wrapping_add(qk_at));
     let stride = h * CHANNELS / 2;
-    let (mut q, mut k) = ([0u32; 16], [0u32; 16]);
+    let full = at.len == CHUNK as u32;
     // SAFETY: rows of this chunk.
-    unsafe {
-        repeat!(I in 16 => { q[I] = pair(q_from, stride, first + I as u32, at.len); });
-        repeat!(I in 16 => { k[I] = pair(k_from, stride, first + I as u32, at.len); });
-    }
+    let (q, k) = unsafe {
+        if full {
+            (pairs::<true>(q_from, stride, first, at.len), pairs::<true>(k_from, stride, first, at.len))
+        } else {
+            (pairs::<false>(q_from, stride, first, at.len), pairs::<false>(k_from, stride, first, at.len))
+        }
+    };
     // SAFETY: as the functions say.
     let g = unsafe { log_decays::<G>(p, at, channel) };
     if at.thread < 64 {
@@ -245,37 +266,38 @@ unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> ([u32; 16], [[f32; 2]
         let clamp = |x: [f32; 2]| [x[0].max(DIAGONAL_FLOOR), x[1].max(DIAGONAL_FLOOR)];
         let inverse = |x: [f32; 2]| [ptx::rcp_approx_ftz_f32(x[0]), ptx::rcp_approx_ftz_f32(x[1])];
         // Row `i` of the diagonal's operands: decay since the ninth token `since`, its inverse `until`.
-        let diagonal = |i: u32, qn: [f32; 2], kn: [f32; 2], since: [f32; 2], until: [f32; 2]| {
-            let row = first + i;
-            ptx::st_shared_u32(in_image(at.base + DIAGONAL_Q, PANEL, at, row, i), pack(times(qn, since)));
-            ptx::st_shared_u32(in_image(at.base + DIAGONAL_K, PANEL, at, row, i), pack(times(kn, since)));
-            ptx::st_shared_u32(in_image(at.base + DIAGONAL_COLUMNS, PANEL, at, row, i), pack(times(kn, until)));
+        let diagonal = |place: u32, i: u32, qn: [f32; 2], kn: [f32; 2], since: [f32; 2], until: [f32; 2]| {
+            let place = place + at.base + at.half * PANEL + (first + i) * 128;
+            ptx::st_shared_u32(place + DIAGONAL_Q, pack(times(qn, since)));
+            ptx::st_shared_u32(place + DIAGONAL_K, pack(times(kn, since)));
+            ptx::st_shared_u32(place + DIAGONAL_COLUMNS, pack(times(kn, until)));
         };
         let (odd, late) = (at.s % 2 == 1, at.s >= 2);
+        let place = in_row(at);
         let (mut prefix, mut middle) = (ones, ones);
         repeat!(I in 16 => {
             let i = I as u32;
             prefix = if I == 0 { e[0] } else { times(prefix, e[I]) };
             let (qn, kn) = (scaled(q[I], norm(0, i)), scaled(k[I], norm(256, i)));
             let row = first + i;
-            let to = in_image(RECORD_QG, PANEL, at, row, i) as usize;
+            let to = (place[I % 8] + (RECORD_QG + at.half * PANEL + row * 128)) as usize;
             ptx::st_global_u32(record.wrapping_add(to).cast(), pack(times(qn, times(before, prefix))));
             if I >= 8 {
                 if I > 8 {
                     middle = times(middle, clamp(e[I]));
                 }
-                diagonal(i, qn, kn, middle, inverse(middle));
+                diagonal(place[I % 8], i, qn, kn, middle, inverse(middle));
             }
             if late {
                 let factor = times(from_middle, prefix);
-                ptx::st_shared_u32(in_image(at.base + ROWS_32, PANEL, at, row - 32, i), pack(times(qn, factor)));
-                ptx::st_shared_u32(in_image(at.base + ROWS_32, PANEL, at, row, i), pack(times(kn, factor)));
+                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_32 + at.half * PANEL + (row - 32) * 128), pack(times(qn, factor)));
+                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_32 + at.half * PANEL + row * 128), pack(times(kn, factor)));
             }
             if odd {
                 // q of blocks 1 and 3 in rows 0 .. 32, k in rows 32 .. 64.
                 let to = 16 * (at.s / 2) + i;
-                ptx::st_shared_u32(in_image(at.base + ROWS_16, PANEL, at, to, i), pack(times(qn, prefix)));
-                ptx::st_shared_u32(in_image(at.base + ROWS_16, PANEL, at, to + 32, i), pack(times(kn, prefix)));
+                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_16 + at.half * PANEL + to * 128), pack(times(qn, prefix)));
+                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_16 + at.half * PANEL + (to + 32) * 128), pack(times(kn, prefix)));
             }
         });
         let mut suffix = ones;
@@ -288,19 +310,19 @@ unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> ([u32; 16], [[f32; 2]
             }
             let kn = scaled(k[I], norm(256, i));
             let row = first + i;
-            let to = in_image(RECORD_KG, PANEL, at, row, i) as usize;
+            let to = (place[I % 8] + (RECORD_KG + at.half * PANEL + row * 128)) as usize;
             ptx::st_global_u32(record.wrapping_add(to).cast(), pack(times(kn, times(suffix, after))));
             if I < 8 {
                 middle = times(middle, clamp(e[I + 1]));
-                diagonal(i, scaled(q[I], norm(0, i)), kn, inverse(middle), middle);
+                diagonal(place[I % 8], i, scaled(q[I], norm(0, i)), kn, inverse(middle), middle);
             }
             if !late {
                 let factor = times(suffix, to_middle);
-                ptx::st_shared_u32(in_image(at.base + COLUMNS_32, HALF_PANEL, at, row, i), pack(times(kn, factor)));
+                ptx::st_shared_u32(place[I % 8] + (at.base + COLUMNS_32 + at.half * HALF_PANEL + row * 128), pack(times(kn, factor)));
             }
             if !odd {
                 let to = 16 * (at.s / 2) + i;
-                ptx::st_shared_u32(in_image(at.base + COLUMNS_16, HALF_PANEL, at, to, i), pack(times(kn, suffix)));
+                ptx::st_shared_u32(place[I % 8] + (at.base + COLUMNS_16 + at.half * HALF_PANEL + to * 128), pack(times(kn, suffix)));
             }
         });
         ptx::fence_proxy_async_shared();
@@ -336,7 +358,13 @@ unsafe fn log_decays<G: Gate>(p: &PrepParams, at: &Place, channel: usize) -> [[f
                 });
             } else {
                 let from = (p.g.addr as *const u32).wrapping_add(from / 2);
-                repeat!(I in 16 => { g[I] = unpack(pair(from, hv * CHANNELS / 2, first + I as u32, at.len)); });
+                let (stride, full) = (hv * CHANNELS / 2, at.len == CHUNK as u32);
+                let g_pairs = if full {
+                    pairs::<true>(from, stride, first, at.len)
+                } else {
+                    pairs::<false>(from, stride, first, at.len)
+                };
+                repeat!(I in 16 => { g[I] = unpack(g_pairs[I]); });
             }
         } else {
             repeat!(I in 16 => {
@@ -466,7 +494,7 @@ unsafe fn scores(at: &Place, k: &[u32; 16], e: &[[f32; 2]; 16]) {
         }
     });
     // k exp G, from this thread's registers.
-    let first = 16 * at.s;
+    let (first, place) = (16 * at.s, in_row(at));
     let mut prefix = [1.0f32; 2];
     // SAFETY: written before barriers; every word has one writer.
     unsafe {
@@ -481,7 +509,7 @@ unsafe fn scores(at: &Place, k: &[u32; 16], e: &[[f32; 2]; 16]) {
             prefix = [prefix[0] * e[I][0], prefix[1] * e[I][1]];
             let norm = ptx::ld_shared_f32(base + NORMS + 256 + (first + i) * 4);
             let [a, b] = unpack(k[I]);
-            let to = in_image(base + KB, PANEL, at, first + i, i);
+            let to = place[I % 8] + (base + KB + at.half * PANEL + (first + i) * 128);
             ptx::st_shared_u32(to, ptx::cvt_rn_bf16x2_f32(b * norm * prefix[1], a * norm * prefix[0]));
         });
         ptx::fence_proxy_async_shared();
@@ -626,6 +654,8 @@ unsafe fn finish(p: &PrepParams, at: &Place) {
             ptx::cp_async_bulk_global_shared(record.wrapping_add(RECORD_AQK as usize), base + AQK, PANEL);
             ptx::cp_async_bulk_commit_group();
         }
+        // The first warp's lanes meet again before the product, which whole warps start.
+        warp::sync();
         // w, each warpgroup 64 channels.
         let (half, warp, lane) = (at.thread / 128, (at.thread % 128) / 32, ptx::laneid());
         let (a, kb) = (by_rows(base + A), by_columns(base + KB + half * PANEL, PANEL));

@@ -216,7 +216,7 @@ fn walk<const N: usize, const CORRECTED: bool>(
     first_number: u32,
     chunks: u32,
 ) {
-    let outputs = Outputs::<CORRECTED> { wg, p, item, segment, columns };
+    let outputs = Outputs::<CORRECTED> { wg, p, item, tokens: Tokens::of(wg, p, segment), columns };
     let lane = ptx::laneid();
     let own_v = RECORD + wg.index() as u32 * PANEL;
     let (mut r, mut o) = ([0f32; 32], [0f32; 32]);
@@ -299,7 +299,7 @@ struct Outputs<'w, 'a, const CORRECTED: bool> {
     wg: &'w Warpgroup<'a>,
     p: &'w ScanParams,
     item: &'w ScanItem,
-    segment: &'w Segment,
+    tokens: Tokens,
     columns: Columns,
 }
 
@@ -314,11 +314,11 @@ impl<const CORRECTED: bool> Outputs<'_, '_, CORRECTED> {
         let warp = (thread::thread_idx_x() % THREADS) / 32;
         if CORRECTED {
             let p = self.p;
-            let Chunk { token, len } = self.wg.read(p.tables.chunks, (self.segment.first_chunk + index) as usize);
+            let (token, len) = self.tokens.chunk(index);
             let row = p.tables.sizes.hv as usize * CHANNELS;
             let channel = self.columns.first + (16 * warp + lane / 4) as usize;
             let base = p.o_local.addr as *mut f32;
-            let base = base.wrapping_add(token as usize * row + self.item.head as usize * CHANNELS + channel);
+            let base = base.wrapping_add(token * row + self.item.head as usize * CHANNELS + channel);
             let first = 2 * (lane % 4);
             repeat!(J in 8 => {
                 let t = first + 8 * J as u32;
@@ -379,6 +379,9 @@ fn feed<const N: usize>(
         // SAFETY: three whole warps.
         unsafe { carry(wg, p, pipeline, item, segment, first_number, t - 32) };
     }
+    // The first warp's lanes meet again: a barrier of the block counts warps, and would count this one twice.
+    // SAFETY: by all lanes.
+    unsafe { warp::sync() };
 }
 
 /// # Safety
@@ -428,9 +431,36 @@ unsafe fn bring_records<const N: usize>(
     }
 }
 
-/// Pieces of 16 bytes of a v tile that a carrier moves at most.
-const PIECES: usize = 6;
+/// The tokens of a segment's chunks: they follow each other, and only the last chunk may be short.
+#[derive(Clone, Copy)]
+struct Tokens {
+    first: usize,
+    chunks: u32,
+    last_len: u32,
+}
 
+impl Tokens {
+    #[inline(always)]
+    fn of(wg: &Warpgroup<'_>, p: &ScanParams, segment: &Segment) -> Self {
+        if segment.chunks == 0 {
+            return Self { first: 0, chunks: 0, last_len: 0 };
+        }
+        let first: Chunk = wg.read(p.tables.chunks, segment.first_chunk as usize);
+        let last: Chunk = wg.read(p.tables.chunks, (segment.first_chunk + segment.chunks - 1) as usize);
+        Self { first: first.token as usize, chunks: segment.chunks, last_len: last.len }
+    }
+
+    /// First token and number of tokens of chunk `index`.
+    #[inline(always)]
+    fn chunk(&self, index: u32) -> (usize, u32) {
+        let len = if index + 1 == self.chunks { self.last_len } else { CHUNK as u32 };
+        (self.first + index as usize * CHUNK, len)
+    }
+}
+
+/// Brings v of a chunk as soon as the outputs that lay in its place are taken away, and announces that of the chunk before,
+/// which has had time to arrive.
+///
 /// # Safety
 /// By the `CARRIERS` threads `t`, whole warps.
 #[inline(always)]
@@ -443,7 +473,7 @@ unsafe fn carry<const N: usize>(
     first_number: u32,
     t: u32,
 ) {
-    let lag = scan_stages(N) - 1;
+    let stages = scan_stages(N);
     let lane = ptx::laneid();
     let row = p.tables.sizes.hv as usize * CHANNELS;
     let is_state = p.channel.layout.is_state(item.first_block);
@@ -451,80 +481,69 @@ unsafe fn carry<const N: usize>(
     let head = item.head as usize * CHANNELS + first_column as usize;
     let corrected = is_state && segment.receive_lane != NONE && p.channel.mode != StepMode::Exact as u32;
     let target = if is_state { &p.o } else { &p.q_tilde };
+    let tokens = Tokens::of(wg, p, segment);
     let mut index = 0;
-    while index < segment.chunks + lag {
-        if index < segment.chunks {
-            let at = pipeline.place(first_number + index);
-            let Chunk { token, len } = wg.read(p.tables.chunks, (segment.first_chunk + index) as usize);
-            let mut w = 0;
-            while w < N as u32 {
-                let source = token as usize * row + head + w as usize * COLUMNS as usize;
-                let source = (p.v.addr as *const u32).wrapping_add(source / 2);
-                let tile = at.stage + RECORD + w * PANEL;
-                let mut pieces = [[0u32; 4]; PIECES];
-                repeat!(I from 0, . => { pieces[I] = piece(source, row, t + CARRIERS * I as u32, is_state, len); });
-                pieces[4] = piece(source, row, t + CARRIERS * 4, is_state, len);
-                pieces[5] = piece(source, row, t + CARRIERS * 5, is_state, len);
-                repeat!(I from 0, . => { store_piece(tile, t + CARRIERS * I as u32, pieces[I]); });
-                store_piece(tile, t + CARRIERS * 4, pieces[4]);
-                store_piece(tile, t + CARRIERS * 5, pieces[5]);
-                w += 1;
-            }
-            // SAFETY: this thread's stores, then the warp's, are ordered before the arrival.
+    while index < segment.chunks + stages {
+        if index > 0 && index <= segment.chunks {
+            let at = pipeline.place(first_number + index - 1);
+            // SAFETY: this thread's copies, then the warp's, are ordered before the arrival.
             unsafe {
+                ptx::cp_async_wait_all();
                 ptx::fence_proxy_async_shared();
                 warp::sync();
                 release(lane, at.barriers + FULL_FIRST);
             }
         }
-        if index >= lag {
-            let chunk = index - lag;
+        if index >= stages {
+            let chunk = index - stages;
             let at = pipeline.place(first_number + chunk);
             // SAFETY: a barrier of the block.
             unsafe { wait(at.barriers + DONE, at.parity) };
-            if !corrected {
-                let Chunk { token, len } = wg.read(p.tables.chunks, (segment.first_chunk + chunk) as usize);
-                let mut w = 0;
-                while w < N as u32 {
-                    let to = token as usize * row + head + w as usize * COLUMNS as usize;
-                    let to = (target.addr as *mut u32).wrapping_add(to / 2);
-                    let tile = at.stage + RECORD + w * PANEL;
-                    let mut number = t;
-                    while number < 8 * len {
-                        let (r, piece) = (number / 8, number % 8);
-                        // SAFETY: inside the tile, and rows of this chunk in the caller's tensor.
-                        unsafe {
-                            let [a, b, c, d] = ptx::ld_shared_v4_u32(tile + r * 128 + ((piece ^ (r % 8)) << 4));
-                            let place = to.wrapping_add(r as usize * (row / 2) + piece as usize * 4);
-                            ptx::st_global_v4_u32(place, a, b, c, d);
-                        }
-                        number += CARRIERS;
+            let (token, len) = tokens.chunk(chunk);
+            let to = (target.addr as *mut u8).wrapping_add((token * row + head) * 2);
+            let pieces = if corrected { 0 } else { 8 * len };
+            let mut w = 0;
+            while w < N as u32 {
+                let (tile, to) = (at.stage + RECORD + w * PANEL, to.wrapping_add(w as usize * COLUMNS as usize * 2));
+                let mut number = t;
+                while number < pieces {
+                    let (r, piece) = (number / 8, number % 8);
+                    // SAFETY: inside the tile, and rows of this chunk in the caller's tensor.
+                    unsafe {
+                        let [a, b, c, d] = ptx::ld_shared_v4_u32(tile + r * 128 + ((piece ^ (r % 8)) << 4));
+                        let place = to.wrapping_add(r as usize * row * 2 + piece as usize * 16);
+                        ptx::st_global_v4_u32(place.cast(), a, b, c, d);
                     }
-                    w += 1;
+                    number += CARRIERS;
                 }
+                w += 1;
+            }
+        }
+        if index < segment.chunks {
+            let at = pipeline.place(first_number + index);
+            let (token, len) = tokens.chunk(index);
+            let from = (p.v.addr as *const u8).wrapping_add((token * row + head) * 2);
+            let mut w = 0;
+            while w < N as u32 {
+                let (tile, from) =
+                    (at.stage + RECORD + w * PANEL, from.wrapping_add(w as usize * COLUMNS as usize * 2));
+                // The same pieces as above: this thread itself has taken away what it overwrites.
+                let mut number = t;
+                while number < 8 * CHUNK as u32 {
+                    let (r, piece) = (number / 8, number % 8);
+                    // Zeros beyond the chunk, and for columns of M.
+                    let valid = is_state && r < len;
+                    let source = from.wrapping_add(if valid { r as usize * row * 2 } else { 0 } + piece as usize * 16);
+                    // SAFETY: a row of this chunk, or nothing.
+                    unsafe {
+                        let to = tile + r * 128 + ((piece ^ (r % 8)) << 4);
+                        ptx::cp_async_cg_16_zfill(to, source, if valid { 16 } else { 0 });
+                    }
+                    number += CARRIERS;
+                }
+                w += 1;
             }
         }
         index += 1;
-    }
-}
-
-/// Piece `number` of a tile of v: row `number / 8`, 16 bytes; zeros beyond the chunk, and for columns of M.
-#[inline(always)]
-fn piece(source: *const u32, row: usize, number: u32, is_state: bool, len: u32) -> [u32; 4] {
-    let (r, piece) = (number / 8, number % 8);
-    if is_state && r < len {
-        // SAFETY: a row of this chunk.
-        unsafe { ptx::ld_global_nc_v4_u32(source.wrapping_add(r as usize * (row / 2) + piece as usize * 4)) }
-    } else {
-        [0; 4]
-    }
-}
-
-#[inline(always)]
-fn store_piece(tile: u32, number: u32, [a, b, c, d]: [u32; 4]) {
-    let (r, piece) = (number / 8, number % 8);
-    if r < CHUNK as u32 {
-        // SAFETY: inside the tile.
-        unsafe { ptx::st_shared_v4_u32(tile + r * 128 + ((piece ^ (r % 8)) << 4), a, b, c, d) };
     }
 }

@@ -133,6 +133,16 @@ impl TrapRecord {
     pub const SET: u64 = 2;
 }
 
+/// What a PE's kernels and its host tell each other while kernels run, in memory that both reach at any time.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Watch {
+    /// Set by the host: another PE has failed, waiting on is useless.
+    pub abort: u64,
+    /// A copy of the record that kernels claim among themselves, for a host that looks before they have ended.
+    pub trap: TrapRecord,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

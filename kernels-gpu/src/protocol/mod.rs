@@ -17,9 +17,28 @@
 //! means that the sender is ahead, and it did `e` first, in the order of its stream. *No overwrite*: a slot is written again
 //! only after an ack of its last epoch, which follows every read of it. Hence a sender is at most two messages ahead of a
 //! receiver. *No deadlock*: a sender waits only for reads of an earlier operation, a receiver only for the same
-//! operation of lower PEs (or higher ones, going backward), so by induction over (epoch, PE) every wait ends, provided that
+//! operation of lower PEs (of higher ones, going backward), so by induction over (epoch, PE) every wait ends, provided that
 //! all PEs issue the same operations in the same order, and that the kernels of one operation end before those of
 //! the next start.
+//!
+//! # Both directions
+//! Training has two channels of one layout: states flow from lower PEs to higher ones in forward operations, gradients of
+//! states from higher to lower in backward operations. Each has its own slots, words and epochs; the same algorithm runs
+//! in both. Nothing of one direction can then be taken for the other's, although they overlap: the last PE of a
+//! sequence has nothing to wait for in a backward operation and is in the next forward operation while lower PEs still read
+//! what it sent. (A PE in the middle merges in both directions: if these shared a flag, the forward operation of the same epoch
+//! would have raised it already.)
+//!
+//! *No deadlock*: number the operations, forward and backward alike, in the order in which all PEs issue them. In a backward
+//! operation a PE waits for
+//!
+//! 1. a free slot: for reads of an earlier operation of this direction;
+//! 2. gradients from higher PEs of the same operation, each of which is sent before its sender waits for any (the walk from a
+//!    zero gradient precedes the merge), or, in exact mode, after its sender has received those of higher PEs only.
+//!
+//! So every wait is for an earlier operation, or for the same one of a PE that lies farther along the flow: lower for
+//! forward, higher for backward. By induction over (operation, PE, counted from where the flow begins) every wait ends.
+//! The two inductions do not meet, since no operation has messages of both directions.
 //!
 //! # One protocol, several media
 //! The algorithm is written against [`Medium`]: threads, processes and GPUs supply the memory operations, and
@@ -32,7 +51,7 @@
 mod expired;
 mod layout;
 
-pub use expired::{Awaited, Expired, TrapRecord, Wait};
+pub use expired::{Awaited, Expired, TrapRecord, Wait, Watch};
 pub use layout::{BLOCK_COLUMNS, ChannelLayout, LayoutError, SLOT_ALIGN, SLOTS, Slot, parity};
 
 /// The memory operations that the protocol is made of, as seen by one PE of one channel.
@@ -149,12 +168,29 @@ pub fn publish_part<M: Medium>(
     true
 }
 
-/// Notes that something other than this PE's store will fill the slot in this epoch (a collective that the host issues,
-/// with its own synchronisation), so that the next push into it awaits the receiver's ack.
+/// Notes that something other than this PE's store fills the slot in this epoch (a put that brings its own signal, or a
+/// collective that the host issues with its own synchronisation), so that the next push into it awaits the receiver's ack.
 pub fn leave_to_exchange<M: Medium>(medium: &M, layout: &ChannelLayout, writable: Writable) {
     let Message { dest, row, block, epoch, .. } = writable.0;
     // No ordering: read by this PE's later kernels only, see `before_write`.
     medium.store_local(layout.sent(dest, row, block, parity(epoch)), epoch);
+}
+
+/// As [`publish_part`] for a message that is put with its own signal: the last one notes that it is about to be, as
+/// [`leave_to_exchange`] does, and puts it.
+pub fn leave_part<M: Medium>(
+    medium: &M,
+    layout: &ChannelLayout,
+    written: Writable,
+    parts: u64,
+    count: impl FnOnce() -> u64,
+) -> bool {
+    // As in `publish_part`, with the put in place of the signal.
+    if count() != parts {
+        return false;
+    }
+    leave_to_exchange(medium, layout, written);
+    true
 }
 
 /// Sends one message where a single thread does everything: waits for the slot, lets `write` fill it, publishes it.

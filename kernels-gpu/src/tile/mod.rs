@@ -10,8 +10,12 @@
 //! * A shared tile's element type says how values are rounded when they are stored; products accumulate in f32.
 
 mod convolution;
+mod pairs;
+mod put;
 
 pub use convolution::{CONVOLUTION_CHANNELS, ConvolutionBack, ConvolutionRun, MAX_TAPS};
+pub use pairs::Pairs;
+pub use put::{Place, Put};
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod host;

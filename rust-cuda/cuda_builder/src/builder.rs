@@ -11,6 +11,17 @@ use crate::resources::{self, KernelResources};
 use crate::tools::{CudaTools, Llvm, RustToolchain, target_folder};
 use crate::{Artifacts, BuildError, Fault, shim};
 
+/// The passes of `opt`. Before all others everything is inlined and variables become registers. A function that is called
+/// gets what it refers to in local memory; and if functions were simplified one by one first, stores to the same field of
+/// two variables would be merged into one store through a choice of two pointers, which keeps both variables, and often
+/// with them all of a kernel's parameters, in local memory for good.
+const PASSES: &str = "internalize,cgscc(inline),function(sroa),default<O3>";
+
+/// For [`PASSES`]. A function of any size is inlined (LLVM's own threshold is 225). Nothing is moved out of loops: LLVM
+/// counts no registers, and would keep the address of every tile of a kernel in one from its beginning on; `ptxas` moves
+/// out what it has registers for.
+const PASS_SETTINGS: [&str; 2] = ["-inline-threshold=1000000", "-opt-disable=licm"];
+
 /// The CUDA source of the functions through which kernels call NVSHMEM.
 #[derive(Debug, Clone)]
 pub struct Nvshmem {
@@ -226,10 +237,8 @@ impl CudaBuilder {
         write(&marked, &ir::mark_convergent(ir)?)?;
         let names = kernels.keys().cloned().collect::<Vec<_>>().join(",");
         let mut opt = Command::new(&llvm.opt);
-        opt.args(["-S", "-passes=internalize,default<O3>"])
-            // A sunk store through a choice of addresses would keep both variables in memory.
-            .args(["-simplifycfg-sink-common=false"])
-            .arg(format!("--internalize-public-api-list={names}"));
+        opt.args(["-S", &format!("-passes={PASSES}")]).arg(format!("--internalize-public-api-list={names}"));
+        opt.args(PASS_SETTINGS);
         run("opt", opt.args(&self.opt_arguments).arg(&marked).arg("-o").arg(&optimised))?;
         ir::refuse_ordered_updates(&read(&optimised)?)?;
         let mut llc = Command::new(&llvm.llc);

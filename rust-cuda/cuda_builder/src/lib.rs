@@ -13,6 +13,8 @@
 //! | `fetch_add` and the like lose their ordering (rust-lang/rust#136480) | ordered read-modify-writes fail the build |
 //! | arguments aligned to more than 16 bytes crash rustc | `#[kernel]` refuses them |
 //! | `core` built for another `target-cpu` | it is always passed; one target folder for each architecture |
+//! | references to arguments keep them in local memory | everything is inlined and put into registers before LLVM simplifies |
+//! | LLVM hoists addresses out of loops until registers spill | it moves nothing out of loops, ptxas does |
 //! | local memory, spills, serialised `wgmma`, ignored `setmaxnreg` | fail the build of a hot kernel, warnings for others |
 //! | functions that nothing defines (libm, forgotten NVSHMEM) | fail the build, by name |
 //! | panics left in a hot kernel | a warning |

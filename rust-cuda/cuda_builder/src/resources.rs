@@ -18,6 +18,8 @@ pub struct KernelResources {
     pub arch: String,
     /// Registers of a thread.
     pub registers: u32,
+    /// Barriers of a block: all 16 if the number of one is in a register.
+    pub barriers: u32,
     /// Static shared memory of a block.
     pub static_shared_bytes: u64,
     /// Stack frame of a thread.
@@ -113,6 +115,7 @@ pub fn parse(ptxas: &str, arch: &str) -> Report {
         } else if let (true, Some(name)) = (line.contains(": Used "), compiling) {
             let function = functions.entry(name.into()).or_insert_with(|| fresh(name));
             function.registers = number_before(line, " registers") as u32;
+            function.barriers = number_before(line, " barriers") as u32;
             function.static_shared_bytes = number_before(line, " bytes smem");
         }
     }
@@ -153,6 +156,7 @@ pub fn table(kernels: &[KernelResources]) -> String {
         "kernel",
         "arch",
         "registers",
+        "barriers",
         "static shared",
         "stack",
         "spill st/ld",
@@ -164,6 +168,7 @@ pub fn table(kernels: &[KernelResources]) -> String {
             format!("{}{}", kernel.kernel, if kernel.hot { " (hot)" } else { "" }),
             kernel.arch.clone(),
             kernel.max_registers.map_or(kernel.registers.to_string(), |max| format!("{} of {max}", kernel.registers)),
+            kernel.barriers.to_string(),
             kernel.static_shared_bytes.to_string(),
             kernel.stack_bytes.to_string(),
             format!("{} / {}", kernel.spill_store_bytes, kernel.spill_load_bytes),
@@ -201,7 +206,8 @@ ptxas info    : (C7504) Potential Performance Loss: 'setmaxnreg' ignored to main
         assert!(setmaxnreg_ignored && !parse("", "sm_90a").setmaxnreg_ignored);
         assert_eq!(functions.keys().collect::<Vec<_>>(), ["helper", "step"]);
         let step = &functions["step"];
-        assert_eq!((step.registers, step.static_shared_bytes, step.stack_bytes), (90, 2048, 16));
+        assert_eq!((step.registers, step.barriers), (90, 1));
+        assert_eq!((step.static_shared_bytes, step.stack_bytes), (2048, 16));
         assert_eq!((step.spill_store_bytes, step.spill_load_bytes), (24, 40));
         assert_eq!(step.serialized_wgmma.len(), 2);
         assert!(step.serialized_wgmma[0].starts_with("(C7510)"), "{:?}", step.serialized_wgmma);

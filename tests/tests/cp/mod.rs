@@ -2,6 +2,8 @@
 //! results against the f64 reference.
 #![allow(dead_code)] // every test file uses its own part
 
+pub mod gradients;
+
 use std::time::Duration;
 
 use deltalink::compare::{Error, mismatch};
@@ -21,7 +23,7 @@ pub const MODES: [Mode; 3] = [Mode::Overlap, Mode::Bulk, Mode::Exact];
 pub struct Solved {
     pub case: Case,
     pub expected: Outputs,
-    problem: Problem,
+    pub problem: Problem,
 }
 
 impl Solved {

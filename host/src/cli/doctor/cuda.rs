@@ -5,11 +5,12 @@ use std::ffi::{CStr, OsStr, c_char, c_int, c_uint};
 use indicatif::BinaryBytes;
 use libloading::Library;
 
+use super::peers::{self, Link};
 use super::{Finding, Status, loader_says};
 
 /// A GPU as the driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Gpu {
+pub(in crate::cli) struct Gpu {
     pub name: String,
     /// Bytes.
     pub memory: usize,
@@ -19,18 +20,23 @@ pub(super) struct Gpu {
 
 /// What the driver library says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Driver {
+pub(in crate::cli) enum Driver {
     /// It cannot be loaded.
     Absent { why: String },
     /// It can, and this call failed.
     Failed { call: &'static str, code: c_int },
-    /// It works. `cuda` is the newest CUDA version it supports, 1000 * major + 10 * minor.
-    Present { cuda: c_int, gpus: Vec<Gpu> },
+    /// It works. `cuda` is the newest CUDA version it supports, 1000 * major + 10 * minor;
+    /// `links[from][to]` is how one GPU reaches another.
+    Present { cuda: c_int, gpus: Vec<Gpu>, links: Vec<Vec<Link>> },
 }
 
 /// `CUdevice_attribute` values of the driver API.
 const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 const COMPUTE_CAPABILITY_MINOR: c_int = 76;
+
+/// `CUdevice_P2PAttribute` values.
+const ACCESS_SUPPORTED: c_int = 2;
+const NATIVE_ATOMIC_SUPPORTED: c_int = 3;
 
 /// `CUresult` values worth their own advice.
 const NO_DEVICE: c_int = 100;
@@ -46,6 +52,7 @@ struct Api<'lib> {
     name: Function<'lib, unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int>,
     memory: Function<'lib, unsafe extern "C" fn(*mut usize, c_int) -> c_int>,
     attribute: Function<'lib, unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>,
+    link: Function<'lib, unsafe extern "C" fn(*mut c_int, c_int, c_int, c_int) -> c_int>,
 }
 
 type Function<'lib, F> = libloading::Symbol<'lib, F>;
@@ -69,6 +76,7 @@ impl<'lib> Api<'lib> {
                 name: library.get("cuDeviceGetName")?,
                 memory: library.get("cuDeviceTotalMem_v2")?,
                 attribute: library.get("cuDeviceGetAttribute")?,
+                link: library.get("cuDeviceGetP2PAttribute")?,
             })
         }
     }
@@ -82,7 +90,29 @@ impl<'lib> Api<'lib> {
             check("cuDeviceGetCount", (self.count)(&mut count))?;
         }
         let gpus = (0..count).map(|ordinal| self.gpu(ordinal)).collect::<Result<_, _>>()?;
-        Ok(Driver::Present { cuda, gpus })
+        let row = |from| (0..count).map(|to| self.link(from, to)).collect::<Result<Vec<_>, _>>();
+        let links = (0..count).map(row).collect::<Result<_, _>>()?;
+        Ok(Driver::Present { cuda, gpus, links })
+    }
+
+    fn link(&self, from: c_int, to: c_int) -> Result<Link, Failed> {
+        if from == to {
+            return Ok(Link::Atomic);
+        }
+        let (mut access, mut atomics, mut devices) = (0, 0, [0; 2]);
+        // SAFETY: each call writes one int; the device handles are those that cuDeviceGet wrote, of two different devices.
+        unsafe {
+            check("cuDeviceGet", (self.get)(&mut devices[0], from))?;
+            check("cuDeviceGet", (self.get)(&mut devices[1], to))?;
+            let [from, to] = devices;
+            check("cuDeviceGetP2PAttribute", (self.link)(&mut access, ACCESS_SUPPORTED, from, to))?;
+            check("cuDeviceGetP2PAttribute", (self.link)(&mut atomics, NATIVE_ATOMIC_SUPPORTED, from, to))?;
+        }
+        Ok(match (access, atomics) {
+            (0, _) => Link::None,
+            (_, 0) => Link::Plain,
+            _ => Link::Atomic,
+        })
     }
 
     fn gpu(&self, ordinal: c_int) -> Result<Gpu, Failed> {
@@ -145,7 +175,19 @@ impl Driver {
                 Finding::new(ITEM, Status::Ok, format!("{version}, CUDA {}.{}", cuda / 1000, cuda % 1000 / 10))
             }
         };
-        std::iter::once(driver).chain(self.gpus()).collect()
+        let links = match self {
+            Driver::Present { links, .. } => peers::findings(links),
+            _ => Vec::new(),
+        };
+        std::iter::once(driver).chain(self.gpus()).chain(links).collect()
+    }
+
+    /// GPUs that the driver shows.
+    pub fn gpu_count(&self) -> usize {
+        match self {
+            Driver::Present { gpus, .. } => gpus.len(),
+            _ => 0,
+        }
     }
 
     fn gpus(&self) -> Vec<Finding> {
@@ -168,7 +210,7 @@ impl Driver {
 }
 
 /// The first thing like 580.95.05 in the kernel module's description of itself.
-fn driver_version(text: &str) -> Option<String> {
+pub(in crate::cli) fn driver_version(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
     let like_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
     line.split_whitespace().find(like_version).map(str::to_owned)

@@ -46,7 +46,36 @@ pub(super) fn findings(machine: &Machine, ask: &dyn Fn(&Path) -> Result<String, 
             }
         }
     };
-    std::iter::once(library).chain(symmetric_size(machine)).collect()
+    let start = found.first().and_then(|library| library.parent()).map(bootstrap);
+    std::iter::once(library).chain(start).chain(bootstrap_variables(machine)).chain(symmetric_size(machine)).collect()
+}
+
+/// The plugins with which NVSHMEM can start, in the folder of its host library; deltalink uses `uid`.
+fn bootstrap(folder: &Path) -> Finding {
+    const ITEM: &str = "NVSHMEM bootstrap plugins";
+    let plugin = |path: PathBuf| {
+        let name = path.file_name()?.to_str()?.strip_prefix("nvshmem_bootstrap_")?.split(".so").next()?.to_owned();
+        Some(name)
+    };
+    let mut names: Vec<String> = list(folder).into_iter().filter_map(plugin).collect();
+    names.dedup();
+    if names.iter().any(|name| name == "uid") {
+        return Finding::new(ITEM, Status::Ok, names.join(", "));
+    }
+    let found = if names.is_empty() { "none".to_owned() } else { format!("{}, but no uid", names.join(", ")) };
+    Finding { searched: vec![folder.into()], ..Finding::new(ITEM, Status::Missing, found) }.advice(
+        "deltalink starts NVSHMEM with nvshmem_bootstrap_uid.so, which every package of NVSHMEM 3 has beside the host library; install it anew, or put the plugin's folder on LD_LIBRARY_PATH",
+    )
+}
+
+/// Variables that choose another way to start.
+fn bootstrap_variables(machine: &Machine) -> Option<Finding> {
+    const NAME: &str = "NVSHMEM_BOOTSTRAP";
+    machine.env(NAME).map(|value| {
+        Finding::new(NAME, Status::Note, value.to_string_lossy()).advice(
+            "deltalink starts NVSHMEM with an identifier that PE 0 gives to the others, under any launcher; unset it if PEs take themselves for PE 0 of 1",
+        )
+    })
 }
 
 /// Folders that may hold the host library, those that a user names first, each once.

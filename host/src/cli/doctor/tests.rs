@@ -7,6 +7,7 @@ use std::path::Path;
 
 use super::cuda::{Driver, Gpu};
 use super::machine::{Machine, PeerFile};
+use super::peers::Link;
 use super::*;
 
 const CPUINFO: &str = "processor\t: 0\nmodel name\t: Made-Up 9000\nflags\t\t: fpu sse2 avx2 fma avx512f\n\
@@ -101,9 +102,13 @@ fn a_machine_with_gpus_has_nothing_to_do() {
     fs::create_dir_all(fake.path("env/lib/python3.12/site-packages/torch-2.11.0.dist-info")).unwrap();
     fake.set("PATH", fake.path("env/bin"));
     let gpu = Gpu { name: "NVIDIA H200".into(), memory: 150_000_000_000, compute: (9, 0) };
-    let driver = Driver::Present { cuda: 13_000, gpus: vec![gpu; 2] };
+    fake.file("env/lib/python3.12/site-packages/nvidia/nvshmem/lib/nvshmem_bootstrap_uid.so.3");
+    fake.file("env/lib/python3.12/site-packages/nvidia/nvshmem/lib/nvshmem_bootstrap_pmi.so.3");
+    fake.file("root/tmp/nvidia-mps/control");
+    let driver = Driver::Present { cuda: 13_000, gpus: vec![gpu; 2], links: vec![vec![Link::Atomic; 2]; 2] };
     let module = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (someone@host)\n";
     let mut findings = driver.findings(Some(module));
+    findings.extend(fake.machine.mps(driver.gpu_count() > 0));
     findings.extend(nvshmem::findings(&fake.machine, &|_| Ok("3.4.5".into())));
     findings.extend(launchers::findings(&fake.machine, &|path| {
         Some(match path.file_name()?.to_str()? {
@@ -204,7 +209,7 @@ fn driver_failures_have_their_own_advice() {
     let hidden = &Driver::Absent { why: "not found".into() }.findings(Some(module))[0];
     assert_eq!(hidden.found, "version 550.54.15, but not found");
     assert!(hidden.advice.as_ref().unwrap().contains("kernel module is loaded"));
-    let none = Driver::Present { cuda: 12_040, gpus: vec![] }.findings(None);
+    let none = Driver::Present { cuda: 12_040, gpus: vec![], links: vec![] }.findings(None);
     assert_eq!(none[0].found, "version unknown, CUDA 12.4");
     assert_eq!(none[1].status, Status::Missing);
 }
@@ -297,4 +302,55 @@ fn versions_are_read_from_what_launchers_print() {
 fn a_program_without_a_version_gives_none() {
     assert_eq!(launchers::ask_program(Path::new("/does/not/exist")), None);
     assert_eq!(launchers::ask_program(Path::new("/bin/false")), None);
+}
+
+#[test]
+fn gpus_that_do_not_reach_each_other_are_named() {
+    use Link::{Atomic, None, Plain};
+    let finding = |links: &[Vec<Link>]| peers::findings(links).remove(0);
+    assert_eq!(peers::findings(&[vec![Atomic]]), []);
+    let all = finding(&[vec![Atomic, Plain], vec![Plain, Atomic]]);
+    assert_eq!((all.status, all.found.as_str()), (Status::Note, "PCIe, all pairs"));
+    let mixed = finding(&[vec![Atomic, Atomic, None], vec![Atomic, Atomic, Plain], vec![None, Plain, Atomic]]);
+    assert_eq!(mixed.status, Status::Missing);
+    assert_eq!(mixed.found, "NVLink 0->1 1->0; PCIe 1->2 2->1; no access 0->2 2->0");
+    assert!(mixed.advice.expect("advice").contains("--gpus"));
+}
+
+#[test]
+fn processes_that_share_a_gpu_are_told_what_mps_saves() {
+    let mut fake = Fake::new();
+    assert_eq!(fake.machine.mps(false), []);
+    let stopped = &fake.machine.mps(true)[0];
+    assert_eq!((stopped.status, stopped.found.as_str()), (Status::Note, "not running"));
+    assert!(stopped.advice.as_ref().expect("advice").contains("about 1 ms instead of 3 us"));
+    fake.file("pipes/control");
+    fake.set("CUDA_MPS_PIPE_DIRECTORY", fake.path("pipes"));
+    fake.set("CUDA_VISIBLE_DEVICES", "1,0");
+    let all = fake.machine.mps(true);
+    assert_eq!((all[0].status, fake.plain(&all[0].found)), (Status::Ok, "running, FOLDER/pipes".into()));
+    assert_eq!((all[1].item.as_str(), all[1].found.as_str()), ("CUDA_VISIBLE_DEVICES", "1,0"));
+}
+
+#[test]
+fn nvshmem_without_the_plugin_that_starts_it_is_incomplete() {
+    let mut fake = Fake::new();
+    fake.set("NVSHMEM_HOME", fake.path("home"));
+    fake.file("home/lib/libnvshmem_host.so.3");
+    fake.file("home/lib/nvshmem_bootstrap_mpi.so.3");
+    fake.set("NVSHMEM_BOOTSTRAP", "MPI");
+    let all = nvshmem::findings(&fake.machine, &|_| Ok("3.4.5".into()));
+    assert_eq!((all[1].status, all[1].found.as_str()), (Status::Missing, "mpi, but no uid"));
+    assert_eq!(all[1].searched, [fake.path("home/lib")]);
+    assert_eq!((all[2].item.as_str(), all[2].status), ("NVSHMEM_BOOTSTRAP", Status::Note));
+    fake.file("home/lib/nvshmem_bootstrap_uid.so.3.0.0");
+    assert_eq!(nvshmem::findings(&fake.machine, &|_| Ok("3.4.5".into()))[1].found, "mpi, uid");
+}
+
+#[test]
+fn a_failed_self_test_fails_the_report() {
+    let passed = Report::of(vec![Finding::new("self-test on the CPU", Status::Ok, "2 PEs")]);
+    assert!(passed.passed());
+    let failed = Report::of(vec![Finding::new("self-test on the CPU", Status::Failed, "nothing arrived")]);
+    assert!(!failed.passed() && failed.text().contains("FAILED"), "{}", failed.text());
 }

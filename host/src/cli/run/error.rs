@@ -1,6 +1,8 @@
 //! Why `deltalink run` has no results.
 
+use super::super::gpus::GpusError;
 use super::super::output::OutputError;
+use super::super::pes::PesError;
 use crate::error::InputError;
 use crate::file::FileError;
 use crate::heap::HeapError;
@@ -9,7 +11,7 @@ use crate::op::OpError;
 use crate::plan::PlanError;
 use crate::reference::ProblemError;
 use crate::trace::TraceError;
-use crate::world::{ExitReport, WorldError};
+use crate::world::WorldError;
 
 /// The results could not be computed or written.
 #[derive(Debug, thiserror::Error)]
@@ -36,22 +38,20 @@ pub enum RunCommandError {
     )]
     Expected { input: String, name: &'static str, found: Vec<usize>, want: Vec<usize> },
     #[error(
-        "--pes asks for {asked} PEs, the launcher started {launched}; leave --pes out, or start as many processes (-n {asked})"
+        "{input} has no tensor do, the gradient of the loss with respect to o, which --backward starts from; add it (and dht, if \
+         the loss depends on the final states), or leave --backward out"
     )]
-    LauncherSize { asked: usize, launched: usize },
-    #[error(
-        "--world threads was asked for in one of {size} processes of a launcher, each of which is a PE; \
-         leave --world out, or start the program without the launcher"
-    )]
-    ThreadsInLauncher { size: usize },
+    NoUpstream { input: String },
     #[error("{input}: {source}")]
     Compute { input: String, source: Box<OpError> },
     #[error(transparent)]
     Options(#[from] OpError),
     #[error(transparent)]
     World(#[from] WorldError),
-    #[error("{0}")]
-    Processes(ExitReport),
+    #[error(transparent)]
+    Pes(#[from] PesError),
+    #[error(transparent)]
+    Gpus(#[from] GpusError),
     #[error("the result that PE {rank} sent cannot be read ({reason}); start all PEs with one program")]
     Part { rank: usize, reason: String },
     #[error(transparent)]

@@ -8,7 +8,7 @@ use crate::error::InputError;
 use crate::file::InputFile;
 use crate::inputs::{Beta, Gate, Inputs, StateLayout};
 use crate::op::whole::check_whole;
-use crate::op::{Config, OpError};
+use crate::op::{Config, OpError, check_upstream};
 use crate::plan::{Cuts, Plan, check_cu_seqlens};
 use crate::reference::ProblemError;
 use crate::tensor::{Tensor, TensorView};
@@ -76,7 +76,7 @@ fn prepare(args: &Args, pes: usize, file: InputFile) -> Result<Job, RunCommandEr
         None => (file, true),
         Some(dtype) => {
             let rounded = file.clone().to_dtype(dtype);
-            let unrounded = same_values(&file.inputs(), &rounded.inputs());
+            let unrounded = same_values(&file, &rounded, args.backward);
             (rounded, unrounded)
         }
     };
@@ -110,18 +110,25 @@ fn prepare(args: &Args, pes: usize, file: InputFile) -> Result<Job, RunCommandEr
             return Err(RunCommandError::Expected { input: name, name: tensor, found: shape.clone(), want });
         }
     }
-    let finite = !args.allow_nonfinite || inputs.check_values(false).is_ok();
+    let mut finite = !args.allow_nonfinite || inputs.check_values(false).is_ok();
+    if args.backward {
+        let Some(upstream) = file.upstream() else { return Err(RunCommandError::NoUpstream { input: name }) };
+        check_upstream(&upstream, &inputs, &dims, plan.layout.sequences(), args.allow_nonfinite).map_err(input)?;
+        finite &= upstream.check_values().is_ok();
+    }
     Ok(Job { name, unrounded, finite, plan, file })
 }
 
-/// Whether rounding changed none of the tensors that it may change.
-fn same_values(before: &Inputs<'_>, after: &Inputs<'_>) -> bool {
-    let tensors = |inputs: &Inputs<'_>| {
+/// Whether rounding changed none of the tensors that it may change, those that backward starts from included if `backward`.
+fn same_values(before: &InputFile, after: &InputFile, backward: bool) -> bool {
+    let upstream = |file: &InputFile| file.upstream().filter(|_| backward).map(|upstream| upstream.d_o.to_f64());
+    let tensors = |file: &InputFile| {
+        let inputs = &file.inputs();
         let (Gate::Given(gate) | Gate::Softplus { raw: gate, .. } | Gate::LowerBound { raw: gate, .. }) = &inputs.gate;
         let (Beta::Given(beta) | Beta::Logits { logits: beta, .. }) = &inputs.beta;
         [&inputs.q, &inputs.k, &inputs.v, gate, beta].map(TensorView::to_f64)
     };
-    tensors(before) == tensors(after)
+    tensors(before) == tensors(after) && upstream(before) == upstream(after)
 }
 
 /// Shape of the final states of the whole batch.

@@ -3,8 +3,6 @@
 //! Little-endian: the length of the header in 8 bytes, the header as JSON, `o`, the final states, the timeline as Chrome
 //! trace JSON. Both sides are the same program: they have compared versions before they computed.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
 use crate::op::{Forward, Report};
@@ -17,40 +15,17 @@ struct Header {
     o: Vec<usize>,
     states: Option<Vec<usize>>,
     has_trace: bool,
-    report: Counts,
-}
-
-/// A [`Report`] without the times of single kernels, which only the PE itself looks at.
-#[derive(Serialize, Deserialize)]
-struct Counts {
-    tokens: usize,
-    bytes_sent: u64,
-    messages: u64,
-    compute: Duration,
-    exposed_wait: Duration,
-    slot_wait: Duration,
-    scratch_bytes: usize,
-    heap_bytes: usize,
+    report: Report,
 }
 
 /// The bytes of `part`.
-pub(super) fn encode(part: &Forward) -> Vec<u8> {
-    let r = &part.report;
+pub(in crate::cli) fn encode(part: &Forward) -> Vec<u8> {
     let header = Header {
         dtype: part.o.data.dtype(),
         o: part.o.shape.clone(),
         states: part.final_state.as_ref().map(|states| states.shape.clone()),
         has_trace: part.trace.is_some(),
-        report: Counts {
-            tokens: r.tokens,
-            bytes_sent: r.bytes_sent,
-            messages: r.messages,
-            compute: r.compute,
-            exposed_wait: r.exposed_wait,
-            slot_wait: r.slot_wait,
-            scratch_bytes: r.scratch_bytes,
-            heap_bytes: r.heap_bytes,
-        },
+        report: part.report.clone(),
     };
     let header = serde_json::to_vec(&header).expect("numbers and strings serialise");
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -64,7 +39,7 @@ pub(super) fn encode(part: &Forward) -> Vec<u8> {
 }
 
 /// What [`encode`] was given, without [`Report::kernels`]; or why it cannot be read.
-pub(super) fn decode(bytes: &[u8]) -> Result<Forward, String> {
+pub(in crate::cli) fn decode(bytes: &[u8]) -> Result<Forward, String> {
     let mut rest = bytes;
     let mut take = |n: usize| rest.split_off(..n).ok_or_else(|| format!("it ends after {} bytes", bytes.len()));
     let length = take(8)?.try_into().map_or(0, u64::from_le_bytes) as usize;
@@ -78,16 +53,13 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Forward, String> {
     let o = tensor(header.dtype, &header.o)?;
     let final_state = header.states.map(|shape| tensor(Dtype::F32, &shape)).transpose()?;
     let trace = header.has_trace.then(|| Trace::from_chrome(rest).map_err(|error| error.to_string())).transpose()?;
-    let Counts { tokens, bytes_sent, messages, compute, exposed_wait, slot_wait, scratch_bytes, heap_bytes } =
-        header.report;
-    let kernels = Vec::new();
-    let report =
-        Report { tokens, bytes_sent, messages, kernels, compute, exposed_wait, slot_wait, scratch_bytes, heap_bytes };
-    Ok(Forward { o, final_state, report, trace })
+    Ok(Forward { o, final_state, report: header.report, trace })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::tensor::Buffer;
     use crate::trace::{Args, Event, Kind};

@@ -5,10 +5,11 @@ use serde::Serialize;
 use super::super::judge::{Compared, Pair, allowed_between};
 use super::super::output::{number, table};
 use super::input::Job;
-use super::{Verdict, World};
+use super::{SoakReport, Verdict, World, backward};
+use crate::exec::Waits;
 use crate::inputs::{Dims, Op};
 use crate::op::whole::Whole;
-use crate::op::{Config, Mode};
+use crate::op::{Config, Mode, Transport};
 use crate::tensor::Dtype;
 
 /// One input; the JSON is a list of these. Numbers that are not finite are `null` in JSON.
@@ -39,21 +40,43 @@ pub struct Report {
     /// The same against one PE, whose result has rounding errors of its own.
     pub tolerance_vs_one_pe: f64,
     /// Against the f64 reference.
-    pub error: Pair,
+    pub error: ErrorReport,
     /// Against one PE.
-    pub error_vs_one_pe: Pair,
+    pub error_vs_one_pe: ErrorReport,
     /// Against what the file expects, by tensor.
     pub error_vs_file: std::collections::BTreeMap<String, Compared>,
     /// Largest `|M S_in| / |S_out|`.
     pub transition_weight: f64,
     /// Largest exposed wait of any PE, in microseconds.
     pub exposed_wait_us: f64,
+    /// How summaries were to be written.
+    pub transport: Transport,
+    /// Where PEs waited for each other.
+    pub waits: Waits,
+    /// Most device memory of any PE, in bytes.
+    pub peak_device_bytes: usize,
+    /// What came of repetitions, if there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repetitions: Option<SoakReport>,
     /// By rank.
     pub pe: Vec<PeReport>,
     /// What is wrong, in words.
     pub mismatches: Vec<String>,
     #[serde(skip)]
     dims: Dims,
+    #[serde(skip)]
+    gradients: Option<backward::Verdict>,
+}
+
+/// Errors of results and, with `--backward`, of gradients, by tensor.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ErrorReport {
+    /// `o` and `ht`.
+    #[serde(flatten)]
+    pub results: Pair,
+    /// `dq` and so on.
+    #[serde(flatten)]
+    pub gradients: backward::Errors,
 }
 
 /// Counts and times of one PE.
@@ -69,10 +92,26 @@ pub struct PeReport {
     pub compute_us: f64,
     /// Time in which a worker only waited for other PEs, in microseconds.
     pub exposed_wait_us: f64,
+    /// Most bytes of device memory held at once: inputs and results brought there, scratch, and symmetric heap.
+    pub peak_device_bytes: usize,
+    /// Its backward call, with `--backward`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backward: Option<backward::PeBackward>,
+    /// With `--backward`: errors of this PE's gradients against the f64 reference.
+    #[serde(skip_serializing_if = "backward::Errors::is_empty")]
+    pub error: backward::Errors,
 }
 
 impl Report {
-    pub(super) fn new(job: &Job, whole: &Whole, config: &Config, world: World, verdict: Verdict) -> Self {
+    pub(super) fn new(
+        job: &Job,
+        whole: &Whole,
+        config: &Config,
+        world: World,
+        verdict: Verdict,
+        repetitions: Option<SoakReport>,
+        gradients: Option<backward::Verdict>,
+    ) -> Self {
         let inputs = job.file.inputs();
         let (q, v) = (inputs.q.shape(), inputs.v.shape());
         let dims = Dims { b: q[0], t: q[1], h: q[2], hv: v[2], k: q[3], v: v[3] };
@@ -83,8 +122,24 @@ impl Report {
             bytes_sent: r.bytes_sent,
             compute_us: us(r.compute),
             exposed_wait_us: us(r.exposed_wait),
+            peak_device_bytes: r.peak_device_bytes,
+            backward: gradients.as_ref().map(|gradients| gradients.pe[rank]),
+            error: gradients.as_ref().map_or_else(Default::default, |gradients| gradients.by_pe[rank].clone()),
         });
         let pe: Vec<PeReport> = pe.collect();
+        let of_gradients = |of: fn(&backward::Verdict) -> &backward::Errors| {
+            gradients.as_ref().map_or_else(backward::Errors::new, |gradients| of(gradients).clone())
+        };
+        let error = ErrorReport { results: verdict.reference, gradients: of_gradients(|verdict| &verdict.reference) };
+        let error_vs_one_pe =
+            ErrorReport { results: verdict.one_pe, gradients: of_gradients(|verdict| &verdict.one_pe) };
+        let mut error_vs_file = of_gradients(|verdict| &verdict.file);
+        error_vs_file.extend(verdict.file);
+        // Judged if the inputs are.
+        let mut mismatches = verdict.mismatches;
+        if let (Some(mismatches), Some(gradients)) = (&mut mismatches, &gradients) {
+            mismatches.extend(gradients.mismatches.iter().cloned());
+        }
         Self {
             schema: 1,
             op: inputs.op,
@@ -95,17 +150,22 @@ impl Report {
             dtype: inputs.dtype(),
             chunk: config.chunk,
             m_wire: config.m_wire.resolve(inputs.dtype()),
-            passed: verdict.mismatches.as_ref().map(Vec::is_empty),
+            passed: mismatches.as_ref().map(Vec::is_empty),
             tolerance: verdict.tolerance,
             tolerance_vs_one_pe: allowed_between(verdict.tolerance),
-            error: verdict.reference,
-            error_vs_one_pe: verdict.one_pe,
-            error_vs_file: verdict.file.into_iter().collect(),
+            error,
+            error_vs_one_pe,
+            error_vs_file,
             transition_weight: verdict.transition_weight,
             exposed_wait_us: pe.iter().map(|pe| pe.exposed_wait_us).fold(0.0, f64::max),
+            transport: config.transport,
+            waits: whole.reports.first().map_or_else(Waits::default, |report| report.waits),
+            peak_device_bytes: pe.iter().map(|pe| pe.peak_device_bytes).max().unwrap_or(0),
+            repetitions,
             pe,
-            mismatches: verdict.mismatches.unwrap_or_default(),
+            mismatches: mismatches.unwrap_or_default(),
             dims,
+            gradients,
         }
     }
 
@@ -122,13 +182,20 @@ impl Report {
             if *pes == 1 { "PE" } else { "PEs" }
         );
 
-        let mut pes = table(["PE", "tokens", "bytes sent", "compute", "exposed wait"].map(number));
+        let mut pes = table(["PE", "tokens", "bytes sent", "compute", "exposed wait", "peak memory"].map(number));
         for pe in &self.pe {
             let numbers = [pe.rank.to_string(), pe.tokens.to_string(), pe.bytes_sent.to_string()];
             let times = [time(pe.compute_us), time(pe.exposed_wait_us)];
-            pes.add_row(numbers.into_iter().chain(times).map(number));
+            let memory = indicatif::BinaryBytes(pe.peak_device_bytes as u64).to_string();
+            pes.add_row(numbers.into_iter().chain(times).chain([memory]).map(number));
         }
         text += &indented(&pes.trim_fmt());
+        if self.waits == Waits::Host {
+            text += "  PEs share a GPU and wait for each other on the host, between kernels.\n";
+        }
+        if let Some(soak) = &self.repetitions {
+            text += &format!("  {}\n", soak.text());
+        }
 
         let head = ["compared with", "o: rel. RMS", "largest", "ht: rel. RMS", "largest"];
         let mut errors = table(head.map(number));
@@ -142,13 +209,15 @@ impl Report {
             });
             errors.add_row(std::iter::once(name.into()).chain(cells.map(number)));
         };
-        row("one PE", Some(&self.error_vs_one_pe.o), Some(&self.error_vs_one_pe.ht));
-        row("f64 reference", Some(&self.error.o), Some(&self.error.ht));
+        let (one_pe, reference) = (&self.error_vs_one_pe.results, &self.error.results);
+        row("one PE", Some(&one_pe.o), Some(&one_pe.ht));
+        row("f64 reference", Some(&reference.o), Some(&reference.ht));
         if !self.error_vs_file.is_empty() {
             row("the file", self.error_vs_file.get("o"), self.error_vs_file.get("ht"));
         }
         text += "\n";
         text += &indented(&errors.trim_fmt());
+        text += &self.gradients.as_ref().map_or_else(String::new, backward::text);
 
         // So little of a state came from earlier PEs that M could be wrong.
         let unused = if self.pes > 1 && self.transition_weight < 0.01 { " (a wrong M would not show)" } else { "" };
@@ -179,11 +248,11 @@ pub(super) fn text(reports: &[Report]) -> String {
     text
 }
 
-fn indented(table: &str) -> String {
+pub(super) fn indented(table: &str) -> String {
     table.lines().map(|line| format!("  {}\n", line.trim_end())).collect()
 }
 
-fn time(us: f64) -> String {
+pub(super) fn time(us: f64) -> String {
     match us {
         0.0..1e4 => format!("{us:.1} us"),
         1e4..1e7 => format!("{:.1} ms", us / 1e3),

@@ -2,20 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-use super::input::Job;
-use super::{Exit, Invocation, RunCommandError, World, parts};
 #[cfg(feature = "cuda")]
-use crate::exec::{
-    ExecError,
-    cuda::{CudaExecutor, Gpu, choose_device},
-};
+use super::super::gpus::GpuOfPe;
+use super::input::Job;
+use super::soak::{Outcome, Soak};
+use super::{RunCommandError, World, parts};
+#[cfg(feature = "cuda")]
+use crate::exec::{ExecError, cuda::CudaExecutor};
+use crate::gradients::Upstream;
 use crate::inputs::Inputs;
-use crate::op::whole::{self, Share, Whole, join};
+use crate::op::whole::{self, PartBackward, Share, Whole, join, one_backward};
 use crate::op::{Config, ContextParallel, Device, Forward, OpError};
 use crate::plan::Plan;
 #[cfg(feature = "cuda")]
 use crate::world::nvshmem::Nvshmem;
-use crate::world::{Launch, Pe, WorldOptions};
+use crate::world::{Pe, WorldOptions};
 
 /// The PEs that compute, as this process sees them.
 pub(super) enum Stage<'pe> {
@@ -29,9 +30,9 @@ pub(super) enum Stage<'pe> {
 pub(super) enum Operation<'pe> {
     /// On the CPU.
     Cpu(ContextParallel<'pe>),
-    /// On a GPU, with slots in NVSHMEM's heap, which stays up until the process ends.
+    /// On a GPU, with slots in NVSHMEM's heap.
     #[cfg(feature = "cuda")]
-    Cuda { op: ContextParallel<'pe, CudaExecutor>, _nvshmem: Nvshmem<'pe> },
+    Cuda { op: Box<ContextParallel<'pe, CudaExecutor>>, nvshmem: Nvshmem<'pe> },
 }
 
 impl<'pe> Operation<'pe> {
@@ -45,16 +46,14 @@ impl<'pe> Operation<'pe> {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda => {
-                let gpus = Gpu::count().map_err(ExecError::from)?;
-                let gpu = Gpu::open(choose_device(pe.local_rank(), gpus)).map_err(ExecError::from)?;
-                let nvshmem = Nvshmem::start(pe, &gpu, pool_bytes).map_err(ExecError::from)?;
-                for warning in nvshmem.warnings().iter().filter(|_| pe.rank() == 0) {
-                    tracing::warn!("{warning}");
+                let mut on = GpuOfPe::start(pe, pool_bytes)?;
+                match on.executor(config.transport).and_then(|exec| ContextParallel::on(pe, config, exec)) {
+                    Ok(op) => Ok(Operation::Cuda { op: Box::new(op), nvshmem: on.nvshmem }),
+                    Err(error) => {
+                        on.nvshmem.abandon();
+                        Err(error)
+                    }
                 }
-                // PEs of this machine are dealt out to its GPUs in turn.
-                let sharers = pe.size().div_ceil(gpus);
-                let exec = CudaExecutor::new(&gpu, nvshmem.heap().clone(), sharers).map_err(ExecError::from)?;
-                Ok(Operation::Cuda { op: ContextParallel::on(pe, config, exec)?, _nvshmem: nvshmem })
             }
             #[cfg(not(feature = "cuda"))]
             Device::Cuda => Err(OpError::NoCuda),
@@ -66,6 +65,20 @@ impl<'pe> Operation<'pe> {
             Operation::Cpu(op) => op.forward(plan, inputs),
             #[cfg(feature = "cuda")]
             Operation::Cuda { op, .. } => op.forward(plan, inputs),
+        }
+    }
+
+    /// A forward and a backward call.
+    pub fn backward(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        upstream: &Upstream<'_>,
+    ) -> Result<PartBackward, OpError> {
+        match self {
+            Operation::Cpu(op) => one_backward(op, plan, inputs, upstream),
+            #[cfg(feature = "cuda")]
+            Operation::Cuda { op, .. } => one_backward(op, plan, inputs, upstream),
         }
     }
 }
@@ -92,24 +105,65 @@ impl<'pe> Stage<'pe> {
         }
     }
 
-    /// Computes `job` on all PEs. The result of all of them arrives where [`reports`](Self::reports) says; `None` elsewhere.
-    pub fn forward(&mut self, job: &Job, config: &Config) -> Result<Option<Whole>, RunCommandError> {
+    /// Computes `job` on all PEs, as often as `soak` says. The result of all of them arrives where
+    /// [`reports`](Self::reports) says; `None` elsewhere.
+    pub fn forward(
+        &mut self,
+        job: &Job,
+        config: &Config,
+        soak: &Soak,
+    ) -> Result<Option<(Whole, Vec<Outcome>)>, RunCommandError> {
         let inputs = job.file.inputs();
         let failed = |source| RunCommandError::compute(&job.name, source);
-        match self {
-            Stage::Threads(options) => whole::forward(&job.plan, &inputs, config, options).map(Some).map_err(failed),
+        let all: Vec<(Forward, Outcome)> = match self {
+            Stage::Threads(options) => {
+                whole::forward_by(&job.plan, &inputs, config, options, |pe, step| soak.run(pe.rank(), step))
+                    .map_err(failed)?
+            }
             Stage::Joined { pe, op } => {
                 let share = Share::new(&job.plan, pe.rank(), &inputs);
-                let part = op.forward(&job.plan, &share.inputs(&inputs)).map_err(failed)?;
-                let Some(all) = pe.gather("results", 0, &parts::encode(&part))? else {
+                let share = share.inputs(&inputs);
+                let (part, outcome) = soak.run(pe.rank(), &mut || op.forward(&job.plan, &share)).map_err(failed)?;
+                let outcomes = pe.gather("repetitions", 0, &outcome.encode())?;
+                let (Some(all), Some(outcomes)) = (pe.gather("results", 0, &parts::encode(&part))?, outcomes) else {
                     return Ok(None);
                 };
-                let decode = |(rank, bytes): (usize, &Vec<u8>)| {
-                    parts::decode(bytes).map_err(|reason| RunCommandError::Part { rank, reason })
+                let decode = |(rank, (bytes, outcome)): (usize, (&Vec<u8>, &Vec<u8>))| {
+                    let unreadable = |reason| RunCommandError::Part { rank, reason };
+                    let outcome = Outcome::decode(outcome).map_err(unreadable)?;
+                    Ok::<_, RunCommandError>((parts::decode(bytes).map_err(unreadable)?, outcome))
                 };
-                let all = all.iter().enumerate().map(decode).collect::<Result<Vec<_>, _>>()?;
-                Ok(Some(join(&job.plan, &inputs, all)))
+                all.iter().zip(&outcomes).enumerate().map(decode).collect::<Result<_, _>>()?
             }
+        };
+        let (all, outcomes) = all.into_iter().unzip();
+        Ok(Some((join(&job.plan, &inputs, all), outcomes)))
+    }
+
+    /// After the last computation, on all PEs: ends what is collective.
+    pub fn close(self) -> Result<(), RunCommandError> {
+        match self {
+            Stage::Threads(_) => Ok(()),
+            Stage::Joined { op, .. } => match *op {
+                Operation::Cpu(_) => Ok(()),
+                #[cfg(feature = "cuda")]
+                Operation::Cuda { op, nvshmem } => {
+                    // It holds parts of the heap, which must be free.
+                    drop(op);
+                    Ok(nvshmem.close().map_err(|error| OpError::from(ExecError::from(error)))?)
+                }
+            },
+        }
+    }
+
+    /// After a failure: waits for nobody.
+    pub fn abandon(self) {
+        #[cfg(feature = "cuda")]
+        if let Stage::Joined { op, .. } = self
+            && let Operation::Cuda { op, nvshmem } = *op
+        {
+            drop(op);
+            nvshmem.abandon();
         }
     }
 }
@@ -121,17 +175,4 @@ fn machine_epoch() -> Instant {
     let now = Instant::now();
     // Where this cannot be represented each process keeps an axis of its own.
     now.checked_sub(since).unwrap_or(now)
-}
-
-/// Starts this program again as each of `pes` PEs and waits for them. They write what there is to say.
-pub(super) fn launch(pes: usize, options: &WorldOptions, invocation: &Invocation) -> Result<Exit, RunCommandError> {
-    let report = Launch::new(pes, options, &invocation.program).args(invocation.args.iter().cloned()).run()?;
-    if report.success() {
-        return Ok(Exit::Success);
-    }
-    match report.exits.first().and_then(|exit| exit.status.code()) {
-        Some(1) => Ok(Exit::Wrong),
-        Some(2) => Ok(Exit::Failed),
-        _ => Err(RunCommandError::Processes(report)),
-    }
 }

@@ -1,8 +1,10 @@
 //! One case: compute it and compare.
 
 use super::super::judge::{Found, Pair, allowed, allowed_between, on_one_pe};
+use super::gradients::{Computed, Expected};
 use super::matrix::Case;
 use crate::generate::{Case as Generated, Spec};
+use crate::gradients::Upstream;
 use crate::inputs::Inputs;
 use crate::op::whole::{self, Whole};
 use crate::op::{Config, Device, OpError};
@@ -30,6 +32,16 @@ pub(super) struct Figures {
     pub tolerance: f64,
     /// How much of a state came from an earlier PE.
     pub transition_weight: f64,
+    /// With `--backward`: see [`super::gradients::Judged::error`].
+    pub gradients: Option<f64>,
+}
+
+/// How cases are computed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct How {
+    pub device: Device,
+    /// Gradients as well.
+    pub backward: bool,
 }
 
 impl Figures {
@@ -56,6 +68,7 @@ enum MeasureError {
 pub(super) struct Bench {
     generated: Generated,
     solved: Option<(Problem, Found)>,
+    gradients: Expected,
 }
 
 impl Bench {
@@ -64,58 +77,99 @@ impl Bench {
         if last.as_ref().is_some_and(|bench| bench.generated.spec != *spec) {
             *last = None;
         }
-        last.get_or_insert_with(|| Bench { generated: spec.generate(), solved: None })
+        last.get_or_insert_with(|| Bench { generated: spec.generate(), solved: None, gradients: Expected::new(spec) })
     }
 
-    /// Computes `case`. That it cannot be computed is a mismatch, too.
-    pub fn measure(&mut self, case: &Case, device: Device) -> Outcome {
-        match self.figures(case, device) {
-            Ok((figures, mismatches)) => Outcome { figures: Some(figures), mismatches },
-            Err(error) => Outcome { figures: None, mismatches: vec![error.to_string()] },
+    /// Computes `case` on PEs that are threads, and judges. That it cannot be computed is a mismatch, too.
+    pub fn measure(&mut self, case: &Case, how: How) -> Outcome {
+        let many = self.on_threads(case, how).map_err(|error| error.to_string());
+        self.judge(case, how, many)
+    }
+
+    fn on_threads(&self, case: &Case, how: How) -> Result<Computed, MeasureError> {
+        let (plan, config, inputs) = (self.plan(case)?, config(case, how.device), self.generated.inputs());
+        if !how.backward {
+            return Ok(forward(&plan, &inputs, &config)?.into());
+        }
+        let computed = whole::backward(&plan, &inputs, &self.upstream(), &config, &WorldOptions::default())?;
+        Ok(computed.into())
+    }
+
+    /// The upstream gradients of all PEs.
+    pub fn upstream(&self) -> Upstream<'_> {
+        self.gradients.upstream()
+    }
+
+    /// The inputs of all PEs.
+    pub fn inputs(&self) -> Inputs<'_> {
+        self.generated.inputs()
+    }
+
+    /// Who holds what in `case`.
+    pub fn plan(&self, case: &Case) -> Result<Plan, PlanError> {
+        let cuts = Cuts::at(case.cuts.clone());
+        match self.generated.cu_seqlens() {
+            Some(cu_seqlens) => Plan::packed(cu_seqlens, &cuts),
+            None => Plan::batch(case.spec.b, case.spec.t, &cuts),
         }
     }
 
-    fn figures(&mut self, case: &Case, device: Device) -> Result<(Figures, Vec<String>), MeasureError> {
+    /// Compares what several PEs computed in `case`, or why they could not.
+    pub fn judge(&mut self, case: &Case, how: How, many: Result<Computed, String>) -> Outcome {
+        let judged = many.and_then(|many| self.figures(case, how, &many).map_err(|error| error.to_string()));
+        match judged {
+            Ok((figures, mismatches)) => Outcome { figures: Some(figures), mismatches },
+            Err(error) => Outcome { figures: None, mismatches: vec![error] },
+        }
+    }
+
+    fn figures(&mut self, case: &Case, how: How, computed: &Computed) -> Result<(Figures, Vec<String>), MeasureError> {
+        let many = &computed.whole;
+        let plan = self.plan(case)?;
         let inputs = self.generated.inputs();
-        let cu_seqlens = self.generated.cu_seqlens();
         if self.solved.is_none() {
-            let problem = Problem::new(&inputs, cu_seqlens)?;
+            let problem = Problem::new(&inputs, self.generated.cu_seqlens())?;
             let reference = Found::from(recurrent(&problem));
             self.solved = Some((problem, reference));
         }
         let (problem, reference) = self.solved.as_ref().expect("solved above");
-
-        let cuts = Cuts::at(case.cuts.clone());
-        let plan = match cu_seqlens {
-            Some(cu_seqlens) => Plan::packed(cu_seqlens, &cuts),
-            None => Plan::batch(case.spec.b, case.spec.t, &cuts),
-        }?;
-        let config = Config {
-            device,
-            mode: case.mode,
-            chunk: case.chunk,
-            m_wire: case.m_wire,
-            checked: case.checked,
-            ..Config::default()
-        };
-        let many = forward(&plan, &inputs, &config)?;
+        let config = config(case, how.device);
         let one = forward(&on_one_pe(&plan), &inputs, &config)?;
 
         let tolerance = case.allowance() * allowed(case.spec.dtype, case.regime(), &config, &plan);
         let layout = inputs.state_layout;
-        let (found, expected) = (Found::new(&many, layout), Found::new(&one, layout));
+        let (found, expected) = (Found::new(many, layout), Found::new(&one, layout));
         let mut mismatches = found.mismatches(reference, "the f64 reference", problem, tolerance);
         mismatches.extend(found.mismatches(&expected, "one PE", problem, allowed_between(tolerance)));
         if case.bitwise() {
-            mismatches.extend(differing_bytes(&many, &one));
+            mismatches.extend(differing_bytes(many, &one));
+        }
+        let mut gradients = None;
+        if let Some(found) = &computed.gradients {
+            let judged = self.gradients.judge(case, how, &plan, &inputs, problem, found)?;
+            gradients = Some(judged.error);
+            mismatches.extend(judged.mismatches);
         }
         let figures = Figures {
             reference: found.against(reference),
             one_pe: found.against(&expected),
             tolerance,
             transition_weight: transition_weight(problem, &plan.cuts).max,
+            gradients,
         };
         Ok((figures, mismatches))
+    }
+}
+
+/// How `case` is to be computed on `device`.
+pub(super) fn config(case: &Case, device: Device) -> Config {
+    Config {
+        device,
+        mode: case.mode,
+        chunk: case.chunk,
+        m_wire: case.m_wire,
+        checked: case.checked,
+        ..Config::default()
     }
 }
 

@@ -4,12 +4,29 @@ use serde::Serialize;
 
 use super::super::judge::Pair;
 use super::super::output::{number, table};
+use super::super::pes::World;
 use super::matrix::Case;
 use super::measure::{Figures, Outcome};
+use crate::op::Device;
 use crate::tensor::Dtype;
 
 /// From here on a wrong transition M would show in the errors.
 const MATTERS: f64 = 0.1;
+
+/// What ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// What a PE was.
+    pub world: World,
+    /// What computed.
+    pub device: Device,
+    /// Whether gradients were checked as well.
+    pub backward: bool,
+    /// Processes, if PEs were processes.
+    pub processes: Option<usize>,
+    /// Cases that need more PEs than there were.
+    pub left_out: usize,
+}
 
 /// All cases; the JSON. Numbers that are not finite are `null` in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,6 +37,18 @@ pub struct Report {
     pub seed: u64,
     /// Whether all is right.
     pub passed: bool,
+    /// What a PE was.
+    pub world: World,
+    /// What computed.
+    pub device: Device,
+    /// Whether gradients were checked as well.
+    pub backward: bool,
+    /// Processes that there were; absent if PEs were threads.
+    pub processes: Option<usize>,
+    /// Numbers of PEs of the cases that ran, ascending.
+    pub pes: Vec<usize>,
+    /// Cases that were left out because they need more PEs than there were.
+    pub left_out: usize,
     /// Number of cases.
     pub cases: usize,
     /// Cases that must equal one PE bit for bit.
@@ -49,6 +78,9 @@ pub struct Group {
     pub failed: usize,
     /// The case whose largest error comes closest to what is allowed; absent if none could be computed.
     pub worst: Option<Worst>,
+    /// With `--backward`: the largest relative RMS error of dq, dk and dv against the f64 reference in any case.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gradients: Option<f64>,
 }
 
 /// Errors of a case.
@@ -79,7 +111,13 @@ pub struct Failure {
 
 impl Report {
     /// Sums up. If `whole`, the cases must include some in which the transition matters.
-    pub(super) fn new(seed: u64, whole: bool, cases: &[Case], outcomes: &[Outcome]) -> Self {
+    pub(super) fn new(seed: u64, whole: bool, extent: Extent, cases: &[Case], outcomes: &[Outcome]) -> Self {
+        let Extent { world, device, backward, processes, left_out } = extent;
+        let processes_again = if world == World::Processes { " --world processes" } else { "" };
+        let again = if backward { " --backward" } else { "" };
+        let mut pes: Vec<usize> = cases.iter().map(Case::pes).collect();
+        pes.sort_unstable();
+        pes.dedup();
         let weights: Vec<f64> =
             outcomes.iter().filter_map(|outcome| Some(outcome.figures?.transition_weight)).collect();
         let weighty = weights.iter().filter(|&&weight| weight > MATTERS).count();
@@ -91,7 +129,7 @@ impl Report {
                 case: case.number,
                 what: case.to_string(),
                 mismatches: outcome.mismatches.clone(),
-                repeat: format!("deltalink verify --seed {seed} --case {}", case.number),
+                repeat: format!("deltalink verify --seed {seed} --case {}{again}{processes_again}", case.number),
             })
             .collect();
         let mut complaints = Vec::new();
@@ -102,6 +140,12 @@ impl Report {
             schema: 1,
             seed,
             passed: failures.is_empty() && complaints.is_empty(),
+            world,
+            device,
+            backward,
+            processes,
+            pes,
+            left_out,
             cases: cases.len(),
             bitwise: cases.iter().filter(|case| case.bitwise()).count(),
             weighty,
@@ -115,7 +159,9 @@ impl Report {
     pub(super) fn text(&self) -> String {
         let head = ["cases", "o", "ht", "one PE", "allowed"].map(number);
         let [cases, o, ht, one_pe, allowed] = head;
-        let mut rows = table(["group".into(), "type".into(), cases, o, ht, one_pe, allowed, "".into()]);
+        let gradients = self.backward.then(|| number("dq, dk, dv"));
+        let head = ["group".into(), "type".into(), cases, o, ht, one_pe, allowed].into_iter().chain(gradients);
+        let mut rows = table(head.chain(["".into()]));
         for group in &self.groups {
             let status = if group.failed == 0 { "ok".to_owned() } else { format!("WRONG: {}", group.failed) };
             let numbers = match &group.worst {
@@ -129,17 +175,24 @@ impl Report {
                 None => vec!["-".to_owned(); 4],
             };
             let names = [group.group.to_owned(), group.dtype.to_string()].map(comfy_table::Cell::new);
-            let numbers = std::iter::once(group.cases.to_string()).chain(numbers).map(number);
+            let of_gradients = group.gradients.map_or_else(|| "-".to_owned(), |error| format!("{error:.1e}"));
+            let numbers = std::iter::once(group.cases.to_string()).chain(numbers);
+            let numbers = numbers.chain(self.backward.then_some(of_gradients)).map(number);
             rows.add_row(names.into_iter().chain(numbers).chain([comfy_table::Cell::new(status)]));
         }
         let mut text: String = rows.trim_fmt().lines().map(|line| format!("{}\n", line.trim_end())).collect();
         text += "\n\
             Relative RMS errors: o and ht against the f64 reference, the larger of both\n\
-            against one PE, where sqrt(2) times as much is allowed.\n\n";
+            against one PE, where sqrt(2) times as much is allowed.\n";
+        if self.backward {
+            text += "dq, dk, dv: the largest of any case. Each gradient is judged by rules of its own, against both.\n";
+        }
+        text += "\n";
         text += &format!(
             "The transition matters (weight above {MATTERS}) in {} of {} cases, at most {:.2}.\n",
             self.weighty, self.cases, self.transition_weight
         );
+        text += &self.where_it_ran();
         if self.bitwise > 0 {
             text += &format!("{} cases must equal one PE bit for bit.\n", self.bitwise);
         }
@@ -162,6 +215,20 @@ impl Report {
     }
 }
 
+impl Report {
+    /// On which PEs.
+    fn where_it_ran(&self) -> String {
+        let processes = self.processes.map(|count| format!(", {count} in all")).unwrap_or_default();
+        let pes: Vec<String> = self.pes.iter().map(usize::to_string).collect();
+        let (world, device) = (self.world, self.device);
+        let mut text = format!("PEs were {world}{processes}, on {device}; cases ran on {} PEs.\n", pes.join(", "));
+        if self.left_out > 0 {
+            text += &format!("{} cases need more PEs and were left out.\n", self.left_out);
+        }
+        text
+    }
+}
+
 fn groups(cases: &[Case], outcomes: &[Outcome]) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     let mut strains: Vec<f64> = Vec::new();
@@ -169,13 +236,16 @@ fn groups(cases: &[Case], outcomes: &[Outcome]) -> Vec<Group> {
         let (group, dtype) = (case.group, case.spec.dtype);
         let known = groups.iter().position(|known| (known.group, known.dtype) == (group, dtype));
         let at = known.unwrap_or_else(|| {
-            groups.push(Group { group, dtype, cases: 0, failed: 0, worst: None });
+            groups.push(Group { group, dtype, cases: 0, failed: 0, worst: None, gradients: None });
             strains.push(f64::NEG_INFINITY);
             groups.len() - 1
         });
         let entry = &mut groups[at];
         entry.cases += 1;
         entry.failed += usize::from(!outcome.mismatches.is_empty());
+        if let Some(error) = outcome.figures.and_then(|figures| figures.gradients) {
+            entry.gradients = Some(entry.gradients.map_or(error, |largest| largest.max(error)));
+        }
         if let Some(figures) = outcome.figures.filter(|figures| figures.strain() > strains[at]) {
             strains[at] = figures.strain();
             let Figures { reference: error, one_pe: error_vs_one_pe, tolerance, .. } = figures;

@@ -24,6 +24,11 @@ impl std::fmt::Display for Failure {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the messages say what each field is
 pub enum CudaError {
+    #[error(
+        "there is no CUDA driver ({reason}); install the NVIDIA driver, which brings libcuda.so.1, or in a container start it \
+         with GPUs (--gpus all), or compute on the CPU"
+    )]
+    NoDriver { reason: String },
     #[error("the CUDA driver cannot be used, cuInit ends with {failure}; {}", advice_on_init(failure.code))]
     Driver { failure: Failure },
     #[error(

@@ -2,20 +2,29 @@
 
 use std::any::Any;
 use std::ffi::c_int;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use cust::context::Context;
 use cust::device::Device;
-use cust::sys::{CUcontext, CUuuid};
 
-use super::driver::{self, check, code, device_attribute, failure};
+use super::driver::{self, CUcontext, CUuuid, check, checked, code, device_attribute, failure};
 use super::error::CudaError;
 
-/// What the driver is started with unless the environment says otherwise. With the usual 8 connections, kernels of different
-/// PEs in one process share queues, and one that waits for another holds it up; kernels that are loaded when they are first
-/// launched wait for all that run, and those may wait for a PE that has yet to launch.
-const DRIVER_SETTINGS: [(&str, &str); 2] = [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_MODULE_LOADING", "EAGER")];
+/// Loads all kernels with their module. Those that are loaded when they are first launched wait for all that run, and these
+/// may wait for a PE that has yet to launch.
+const LOADING: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
+/// Lets each stream have a queue of its own. With the usual 8, kernels of PEs that are threads share queues, and one that waits
+/// for another holds it up. Not under MPS, where PEs are processes with queues of their own, and these come out of one budget
+/// for all clients of a GPU: four of them with 32 each are too many for an H200.
+const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+
+/// Whether an MPS server's control pipe is where this process looks for it.
+pub(crate) fn mps_is_running() -> bool {
+    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_else(|| "/tmp/nvidia-mps".into());
+    Path::new(&folder).join("control").exists()
+}
 
 /// What a GPU is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,16 +83,16 @@ pub(super) struct Ledger {
 
 impl Ledger {
     // Relaxed throughout: the numbers order nothing.
-    fn take(&self, bytes: usize) {
+    pub(super) fn take(&self, bytes: usize) {
         let now = self.current.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(now, Ordering::Relaxed);
     }
 
-    fn give(&self, bytes: usize) {
+    pub(super) fn give(&self, bytes: usize) {
         self.current.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    fn read(&self) -> MemoryUse {
+    pub(super) fn read(&self) -> MemoryUse {
         MemoryUse { current: self.current.load(Ordering::Relaxed), peak: self.peak.load(Ordering::Relaxed) }
     }
 }
@@ -142,20 +151,24 @@ pub fn choose_device(local_rank: usize, gpus: usize) -> usize {
 }
 
 impl Gpu {
-    /// Number of GPUs. The first call in a process starts the driver, with `CUDA_DEVICE_MAX_CONNECTIONS=32` and
-    /// `CUDA_MODULE_LOADING=EAGER` unless those are set. Make it before the program has threads that read the environment
+    /// Number of GPUs. The first call in a process starts the driver, with `CUDA_MODULE_LOADING=EAGER` and, except under MPS,
+    /// `CUDA_DEVICE_MAX_CONNECTIONS=32`, unless those are set. Make it before the program has threads that read the environment
     /// other than through `std::env`.
     ///
     /// # Errors
-    /// [`CudaError::Driver`] if the driver cannot be used, [`CudaError::NoDevice`] if it sees no GPU.
+    /// [`CudaError::NoDriver`] if there is no driver, [`CudaError::Driver`] if it cannot be used, [`CudaError::NoDevice`] if
+    /// it sees no GPU.
     pub fn count() -> Result<usize, CudaError> {
         static SETTINGS: Once = Once::new();
         SETTINGS.call_once(|| {
-            for (name, value) in DRIVER_SETTINGS.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
+            let connections = (!mps_is_running()).then_some(CONNECTIONS);
+            let settings = connections.into_iter().chain([LOADING]);
+            for (name, value) in settings.filter(|(name, _)| std::env::var_os(name).is_none()) {
                 // SAFETY: the driver has not started, so it reads nothing now; other readers are excluded as documented.
                 unsafe { std::env::set_var(name, value) };
             }
         });
+        driver::load().map_err(|error| CudaError::NoDriver { reason: error.to_string() })?;
         // SAFETY: takes flags that must be 0; may be called again.
         match unsafe { driver::cuInit(0) } {
             0 => {}
@@ -180,10 +193,8 @@ impl Gpu {
         if ordinal >= found {
             return Err(CudaError::Ordinal { asked: ordinal, found });
         }
-        let cust_failed =
-            |call| move |error: cust::error::CudaError| CudaError::Call { call, failure: failure(error as c_int) };
-        let device = Device::get_device(ordinal as u32).map_err(cust_failed("cuDeviceGet"))?;
-        let name = device.name().map_err(cust_failed("cuDeviceGetName"))?;
+        let device = checked("cuDeviceGet", Device::get_device(ordinal as u32))?;
+        let name = checked("cuDeviceGetName", device.name())?;
         let properties = properties(ordinal, name, device)?;
         if properties.compute < (9, 0) {
             let Properties { name, compute, .. } = properties;
@@ -258,10 +269,7 @@ impl Gpu {
     /// # Errors
     /// As [`count`](Self::count), and [`CudaError::Call`].
     pub fn peer_matrix() -> Result<Vec<Vec<bool>>, CudaError> {
-        let devices = (0..Self::count()? as u32).map(|ordinal| {
-            Device::get_device(ordinal)
-                .map_err(|error| CudaError::Call { call: "cuDeviceGet", failure: failure(error as c_int) })
-        });
+        let devices = (0..Self::count()? as u32).map(|i| checked("cuDeviceGet", Device::get_device(i)));
         let devices: Vec<Device> = devices.collect::<Result<_, _>>()?;
         let row = |&from: &Device| devices.iter().map(move |&to| can_access(from, to)).collect::<Result<Vec<_>, _>>();
         devices.iter().map(row).collect()
@@ -337,21 +345,12 @@ fn context(ordinal: usize, device: Device) -> Result<Context, CudaError> {
     // that someone else has made the context, with flags of its own: then those hold.
     // SAFETY: sets flags of an existing device.
     let _ = unsafe { driver::cuDevicePrimaryCtxSetFlags_v2(device.as_raw(), KEEP_LOCAL_MEMORY) };
-    let mut raw = std::ptr::null_mut();
-    // SAFETY: writes one handle. This first hold tells precisely what is wrong, which `cust` could not; it ends below.
-    let status = unsafe { driver::cuDevicePrimaryCtxRetain(&mut raw, device.as_raw()) };
-    match status {
-        0 => {}
-        code::DEVICE_UNAVAILABLE | 101 | 201 => {
-            return Err(CudaError::Unavailable { ordinal, failure: failure(status) });
+    match Context::new(device) {
+        Err(cust::error::CudaError(status @ (code::DEVICE_UNAVAILABLE | 101 | 201))) => {
+            Err(CudaError::Unavailable { ordinal, failure: failure(status) })
         }
-        status => check("cuDevicePrimaryCtxRetain", status)?,
+        context => checked("cuDevicePrimaryCtxRetain", context),
     }
-    let context = Context::new(device)
-        .map_err(|error| CudaError::Call { call: "cuDevicePrimaryCtxRetain", failure: failure(error as c_int) });
-    // SAFETY: ends the hold above; `context` has its own.
-    check("cuDevicePrimaryCtxRelease", unsafe { driver::cuDevicePrimaryCtxRelease_v2(device.as_raw()) })?;
-    context
 }
 
 fn properties(ordinal: usize, name: String, device: Device) -> Result<Properties, CudaError> {
@@ -367,9 +366,7 @@ fn properties(ordinal: usize, name: String, device: Device) -> Result<Properties
     let mut cuda = 0;
     // SAFETY: writes one int.
     check("cuDriverGetVersion", unsafe { driver::cuDriverGetVersion(&mut cuda) })?;
-    let memory_bytes = device
-        .total_memory()
-        .map_err(|error| CudaError::Call { call: "cuDeviceTotalMem", failure: failure(error as c_int) })?;
+    let memory_bytes = checked("cuDeviceTotalMem", device.total_memory())?;
     Ok(Properties {
         ordinal,
         name,

@@ -125,42 +125,11 @@ impl Function {
                 std::ptr::null_mut(),
             )
         };
-        self.launched(stream, status)
-    }
-
-    /// As [`launch`](Self::launch), for kernels whose blocks wait for each other: either all run at once, or none.
-    ///
-    /// # Errors
-    /// As [`launch`](Self::launch), and [`CudaError::NotResident`].
-    ///
-    /// # Safety
-    /// As [`launch`](Self::launch).
-    pub unsafe fn launch_cooperative<P: NoUninit>(
-        &self,
-        stream: &Stream,
-        shape: Shape,
-        params: &P,
-    ) -> Result<(), CudaError> {
-        self.check(shape, size_of::<P>())?;
-        self.check_resident(shape, 1)?;
-        let mut list = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
-        let Shape { blocks, threads, shared_bytes } = shape;
-        // SAFETY: as in `launch`.
-        let status = unsafe {
-            driver::cuLaunchCooperativeKernel(
-                self.raw,
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                shared_bytes,
-                stream.raw(),
-                list.as_mut_ptr(),
-            )
-        };
-        self.launched(stream, status)
+        if status != 0 {
+            return Err(CudaError::Kernel { kernel: self.name().into(), failure: failure(status) });
+        }
+        stream.note(&self.name);
+        Ok(())
     }
 
     fn check(&self, shape: Shape, bytes: usize) -> Result<(), CudaError> {
@@ -179,14 +148,6 @@ impl Function {
             }
             _ => self.gpu().make_current(),
         }
-    }
-
-    fn launched(&self, stream: &Stream, status: i32) -> Result<(), CudaError> {
-        if status != 0 {
-            return Err(CudaError::Kernel { kernel: self.name().into(), failure: failure(status) });
-        }
-        stream.note(&self.name);
-        Ok(())
     }
 }
 

@@ -1,12 +1,12 @@
 //! Memory of a GPU, and memory of the host that a GPU can reach.
 
-use std::ffi::{c_uint, c_void};
 use std::ops::Range;
 
 use bytemuck::Pod;
-use cust::memory::{DeviceBuffer as OwnedDevice, DevicePointer, LockedBuffer as OwnedHost};
+use cust::error::CudaResult;
+use cust::memory::{DeviceBuffer as OwnedDevice, LockedBuffer as OwnedHost};
 
-use super::driver::{self, check, code};
+use super::driver::{checked, code};
 use super::{CudaError, Gpu, Stream};
 
 /// Memory of a GPU, from `cuMemAlloc` and never managed; given back when dropped.
@@ -31,23 +31,19 @@ impl Gpu {
             return Ok(DeviceBuffer { memory: None, bytes, gpu: self.clone() });
         }
         self.make_current()?;
-        let mut address = 0;
-        // SAFETY: writes one address; the context is current.
-        let mut ask = || unsafe { driver::cuMemAlloc_v2(&mut address, bytes) };
-        let mut status = ask();
-        if status == code::OUT_OF_MEMORY && self.release_retired() {
-            status = ask();
+        // SAFETY: bytes, which are never read as anything that not every pattern is.
+        let ask = || unsafe { OwnedDevice::<u8>::uninitialized(bytes) };
+        let out_of_memory = |memory: &CudaResult<_>| matches!(memory, Err(cust::error::CudaError(code::OUT_OF_MEMORY)));
+        let mut memory = ask();
+        if out_of_memory(&memory) && self.release_retired() {
+            memory = ask();
         }
-        match status {
-            code::OUT_OF_MEMORY => {
-                let (free, total) = self.free_memory()?;
-                let (ordinal, in_use) = (self.properties().ordinal, self.memory_use().current);
-                return Err(CudaError::OutOfMemory { ordinal, requested: bytes, free, total, in_use });
-            }
-            status => check("cuMemAlloc", status)?,
+        if out_of_memory(&memory) {
+            let (free, total) = self.free_memory()?;
+            let (ordinal, in_use) = (self.properties().ordinal, self.memory_use().current);
+            return Err(CudaError::OutOfMemory { ordinal, requested: bytes, free, total, in_use });
         }
-        // SAFETY: `bytes` bytes from cuMemAlloc, which nobody else frees.
-        let memory = unsafe { OwnedDevice::from_raw_parts(DevicePointer::from_raw(address), bytes) };
+        let memory = checked("cuMemAlloc", memory)?;
         self.take(bytes);
         Ok(DeviceBuffer { memory: Some(memory), bytes, gpu: self.clone() })
     }
@@ -181,25 +177,16 @@ impl Gpu {
     /// # Errors
     /// [`CudaError::Call`] if there is no such memory.
     pub fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, CudaError> {
-        /// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
-        const FLAGS: c_uint = 1 | 2;
         self.make_current()?;
         let bytes = bytes.max(1);
-        let mut address: *mut c_void = std::ptr::null_mut();
-        // SAFETY: writes one address; the context is current.
-        check("cuMemHostAlloc", unsafe { driver::cuMemHostAlloc(&mut address, bytes, FLAGS) })?;
-        // SAFETY: `bytes` bytes that nobody else knows; pinned memory is freed by the call that cust makes.
+        // SAFETY: `bytes` bytes that nobody else knows, written here.
         let memory = unsafe {
-            address.cast::<u8>().write_bytes(0, bytes);
-            OwnedHost::from_raw_parts(address.cast(), bytes)
+            let memory = checked("cuMemHostAlloc", OwnedHost::<u8>::uninitialized(bytes))?;
+            memory.as_ptr().write_bytes(0, bytes);
+            memory
         };
-        let memory = Some(memory);
-        let mut buffer = HostBuffer { memory, address: address.cast(), bytes, device_address: 0, gpu: self.clone() };
-        // SAFETY: the address of memory that was allocated as mapped.
-        check("cuMemHostGetDevicePointer", unsafe {
-            driver::cuMemHostGetDevicePointer_v2(&mut buffer.device_address, address, 0)
-        })?;
-        Ok(buffer)
+        let device_address = checked("cuMemHostGetDevicePointer", memory.device_ptr())?.as_raw();
+        Ok(HostBuffer { address: memory.as_ptr(), memory: Some(memory), bytes, device_address, gpu: self.clone() })
     }
 }
 

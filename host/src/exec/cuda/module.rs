@@ -3,9 +3,7 @@
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
 
-use cust::sys::{CUfunction, CUmodule};
-
-use super::driver::{self, check, code, failure, function_attribute};
+use super::driver::{self, CUfunction, CUmodule, check, code, failure, function_attribute};
 use super::{CudaError, Gpu, Stream};
 
 /// Bytes for what the driver says about a module that it cannot load.

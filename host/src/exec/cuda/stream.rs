@@ -4,9 +4,7 @@ use std::ffi::c_uint;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cust::sys::{CUevent, CUstream};
-
-use super::driver::{self, check, code, failure};
+use super::driver::{self, CUevent, CUstream, check, code, failure};
 use super::{CudaError, Gpu};
 
 /// A stream that waits for no other one, the default stream included.
@@ -69,6 +67,27 @@ impl Stream {
         self.gpu.make_current()?;
         // SAFETY: a live handle.
         self.done("cuStreamSynchronize", unsafe { driver::cuStreamSynchronize(self.raw) })
+    }
+
+    /// As [`synchronize`](Self::synchronize), but `meanwhile` is called again and again until then, at first without pauses
+    /// and later every 50 us or so.
+    ///
+    /// # Errors
+    /// As [`synchronize`](Self::synchronize).
+    pub fn synchronize_with(&self, mut meanwhile: impl FnMut()) -> Result<(), CudaError> {
+        const SPINS: u32 = 1000;
+        let mut polls = 0;
+        while !self.is_done()? {
+            meanwhile();
+            match polls {
+                SPINS => std::thread::sleep(Duration::from_micros(50)),
+                _ => {
+                    polls += 1;
+                    std::thread::yield_now();
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Whether all its work is done.

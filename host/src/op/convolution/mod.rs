@@ -48,9 +48,9 @@ pub use crate::reference::Activation;
 pub use error::{ExpiredHalo, ShortConvolutionError};
 pub use inputs::{ConvolutionInput, ConvolutionUpstream, MAX_CONVOLUTIONS, WIDTHS};
 
-use super::agreement::Agreement;
+use super::agreement::{Agreement, Direction};
 use super::channel::Channel;
-use super::{Device, OpError, Report};
+use super::{Device, OpError, Report, Transport};
 use crate::exec::cpu::Cpu;
 use crate::exec::{ExecError, Executor};
 use crate::plan::Plan;
@@ -58,27 +58,13 @@ use crate::tensor::{Dtype, Tensor};
 use crate::world::Pe;
 use inputs::Sizes;
 
-/// Which way halos travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Direction {
-    Forward,
-    Backward,
-}
-
-impl std::fmt::Display for Direction {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Direction::Forward => "forward",
-            Direction::Backward => "backward",
-        })
-    }
-}
-
 /// Options of a short convolution; the same on all PEs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConvolutionConfig {
     /// What computes, where the library chooses: in [`whole`].
     pub device: Device,
+    /// How halos are written into other PEs' memory; need not be the same on all PEs.
+    pub transport: Transport,
     /// Whether to return the state after each sequence.
     pub final_state: bool,
     /// Check what hardware cannot: bounds, unwritten outputs. Slow; on GPUs it checks nothing.
@@ -92,7 +78,14 @@ pub struct ConvolutionConfig {
 impl Default for ConvolutionConfig {
     /// The CPU, final states, nothing else.
     fn default() -> Self {
-        Self { device: Device::Cpu, final_state: true, checked: false, allow_nonfinite: false, workers: None }
+        Self {
+            device: Device::Cpu,
+            transport: Transport::Auto,
+            final_state: true,
+            checked: false,
+            allow_nonfinite: false,
+            workers: None,
+        }
     }
 }
 
@@ -272,17 +265,18 @@ impl<'pe, X: Executor> ShortConvolution<'pe, X> {
         sizes: &'a Sizes,
         call: &[(String, String)],
     ) -> Result<(step::Step<'a>, Option<&'a mut Channel>, &'a mut X), ShortConvolutionError> {
-        let kind = ("the operation".to_owned(), format!("short convolution, {direction}"));
+        let kind = ("the operation".to_owned(), "short convolution".to_owned());
         let agreement = Agreement::of(std::iter::once(kind).chain(call.iter().cloned()).collect());
         if self.agreed.get(&direction) != Some(&agreement) {
-            agreement.reach(self.pe)?;
+            // What was saved is checked on each PE; any forward call's will do.
+            agreement.reach(self.pe, direction, 0)?;
             self.agreed.insert(direction, agreement);
         }
         let lanes = halo::lanes(plan, direction);
         let layout = layout(plan.pes(), lanes, sizes, direction)?;
         let key = (direction, layout, sizes.channels.clone());
         if lanes > 0 && !self.channels.contains_key(&key) {
-            let channel = Channel::new(&mut self.exec, self.pe, layout)?;
+            let channel = Channel::new(&mut self.exec, self.pe, direction, layout, self.config.transport)?;
             self.channels.insert(key.clone(), channel);
         }
         let channel = self.channels.get_mut(&key).filter(|_| lanes > 0);

@@ -8,7 +8,7 @@ use kernels_gpu::convolution::{
     SumParams, WARPGROUPS,
 };
 use kernels_gpu::params::{self, Array, StepMode, StepStats, Tensor as Param, TraceBuffer};
-use kernels_gpu::protocol::{ChannelLayout, TrapRecord};
+use kernels_gpu::protocol::{ChannelLayout, TrapRecord, Watch};
 use kernels_gpu::tile::host::Checker;
 
 use super::inputs::Sizes;
@@ -17,7 +17,7 @@ use super::{
     Activation, ConvolutionConfig, ConvolutionGradients, ConvolutionInput, ConvolutionOutput, ConvolutionUpstream,
     Direction, ExpiredHalo, ShortConvolutionError, memory,
 };
-use crate::exec::{Body, ConvolutionSlot, ExecError, Executor, Grid, Image, Kernel, Launch, Part, Scratch, Slot};
+use crate::exec::{ConvolutionSlot, ExecError, Executor, Grid, Image, Kernel, Launch, Part, Scratch, Slot, Waits};
 use crate::inputs::Op;
 use crate::op::channel::Channel;
 use crate::op::{KernelTime, Report};
@@ -52,6 +52,7 @@ struct Parts {
     tickets: [Part; 2],
     payload: Part,
     words: Part,
+    ways: Part,
     epoch: Part,
     stats: Part,
     trap: Part,
@@ -68,8 +69,9 @@ impl Parts {
             sums: image.push(&tables.sums),
             written: image.push_zeroed::<u64>(tables.messages.len()),
             tickets: [image.push_zeroed::<u64>(1), image.push_zeroed::<u64>(1)],
-            payload: image.push(channel.map_or(&[][..], Channel::payload_addresses)),
-            words: image.push(channel.map_or(&[][..], Channel::word_addresses)),
+            payload: image.push(&channel.map_or_else(Vec::new, Channel::payload_addresses)),
+            words: image.push(&channel.map_or_else(Vec::new, Channel::word_addresses)),
+            ways: image.push(channel.map_or(&[][..], Channel::ways)),
             epoch: image.push(&[channel.map_or(0, Channel::epoch)]),
             stats: image.push_zeroed::<u64>(size_of::<StepStats>() / 8),
             trap: image.push_zeroed::<TrapRecord>(1),
@@ -92,10 +94,7 @@ impl Launcher<'_> {
             // Names no kernel of the convolution.
             op: Op::Kda,
             dtype: self.dtype,
-            grid,
-            warpgroups: WARPGROUPS,
-            body: Body::Portable,
-            shared_bytes: SHARED_BYTES,
+            blocks: (grid, WARPGROUPS, SHARED_BYTES).into(),
             checker: self.checker,
             peer_failed: self.peer_failed,
         };
@@ -179,12 +178,13 @@ impl Step<'_> {
         let mut image = Image::default();
         let parts = Parts::push(&mut image, tensors, tables, channel);
         let base = exec.put_image(&image)?;
-        let device_tables = self.device_tables(tables, &parts, base, before);
+        let watch = Array { addr: exec.watch()?, len: (size_of::<Watch>() / size_of::<u64>()) as u64 };
+        let device_tables = self.device_tables(tables, &parts, (base, watch), before);
         let checker = (self.config.checked && exec.checks()).then_some(checker);
         let peer_failed = || self.pe.failed_peer().is_some();
         let dtype = self.sizes.dtype;
         let mut launcher = Launcher { dtype, checker, peer_failed: &peer_failed, launched: Vec::new() };
-        if exec.shares_device() && self.pe.size() > 1 {
+        if exec.waits() == Waits::Host && self.pe.size() > 1 {
             // Allocating may wait for what runs on the device.
             self.pe.barrier("memory for the step")?;
             let items = device_tables.items;
@@ -195,7 +195,7 @@ impl Step<'_> {
                 Grid::Resident,
                 &params(ConvolutionTables { items: independent, ..device_tables }),
             )?;
-            exec.get_image(&mut image)?;
+            exec.get_image(&mut image, &peer_failed)?;
             self.pe.barrier("halos of the step")?;
             let items = Array { addr: rest, len: items.len - independent.len };
             let ticket = parts.tickets[1].at(base);
@@ -208,15 +208,21 @@ impl Step<'_> {
             let sums = SumParams { tensors, items, width: self.sizes.width as u32, pad: 0 };
             launcher.launch(exec, Grid::Blocks(tables.sums.len()), &sums)?;
         }
-        exec.get_image(&mut image)?;
-        self.check_trap(&image, &parts)?;
+        exec.get_image(&mut image, &peer_failed)?;
+        self.check_trap(exec)?;
         if let Some(checker) = checker {
             checker.finish(&launcher.launched.join(", ")).map_err(ExecError::from)?;
         }
         self.report(exec, &image, &parts, &launcher.launched)
     }
 
-    fn device_tables(&self, tables: &HostTables, parts: &Parts, base: u64, before: Param) -> ConvolutionTables {
+    fn device_tables(
+        &self,
+        tables: &HostTables,
+        parts: &Parts,
+        (base, watch): (u64, Array),
+        before: Param,
+    ) -> ConvolutionTables {
         ConvolutionTables {
             tensors: parts.tensors.at(base),
             segments: parts.segments.at(base),
@@ -231,7 +237,9 @@ impl Step<'_> {
                 pad: 0,
                 payload: parts.payload.at(base),
                 words: parts.words.at(base),
+                ways: parts.ways.at(base),
                 trap: parts.trap.at(base),
+                watch,
                 stats: parts.stats.at(base),
                 epoch: parts.epoch.at(base),
                 timeout_ns: self.pe.timeout().as_nanos() as u64,
@@ -247,8 +255,8 @@ impl Step<'_> {
     }
 
     /// The error of a wait that expired in a kernel; another PE's failure, if that was the reason.
-    fn check_trap(&self, image: &Image, parts: &Parts) -> Result<(), ShortConvolutionError> {
-        let trap: TrapRecord = image.get(parts.trap)[0];
+    fn check_trap<X: Executor>(&self, exec: &X) -> Result<(), ShortConvolutionError> {
+        let trap = exec.trap();
         if trap.state == TrapRecord::CLEAR {
             return Ok(());
         }

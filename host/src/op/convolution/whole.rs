@@ -7,10 +7,11 @@ use super::{
 };
 use crate::error::InputError;
 use crate::exec::Executor;
+use crate::gradients::add_shares;
 use crate::op::whole::{take_rows, take_tokens};
 use crate::op::{Device, Report};
 use crate::plan::Plan;
-use crate::tensor::{Buffer, Dtype, Tensor, TensorView};
+use crate::tensor::{Dtype, Tensor, TensorView};
 use crate::world::{RunError, WorldError, WorldOptions, run_threads};
 
 /// Results of a whole batch.
@@ -153,8 +154,8 @@ pub fn backward(
         });
         gradients.push(ConvolutionGradients {
             dx: join_tokens(plan, &input.x, |rank| &part(rank).dx),
-            dweight: add_shares((0..plan.pes()).map(|rank| &part(rank).dweight)),
-            dbias: input.bias.as_ref().map(|_| add_shares((0..plan.pes()).flat_map(|rank| part(rank).dbias.as_ref()))),
+            dweight: add_shares((0..plan.pes()).map(|rank| &part(rank).dweight)).expect("at least one rank"),
+            dbias: add_shares((0..plan.pes()).flat_map(|rank| part(rank).dbias.as_ref())),
             d_initial_state,
         });
     }
@@ -219,7 +220,7 @@ impl Call<'_> {
     ) -> Result<Vec<PePart>, RunError<ShortConvolutionError>> {
         use super::{Direction, halo, layout};
         use crate::exec::ExecError;
-        use crate::exec::cuda::{CudaError, CudaExecutor, Gpu};
+        use crate::exec::cuda::{CudaError, CudaExecutor, Gpu, Kernels, Sharing};
         use crate::op::channel::heap_bytes;
         use crate::world::virtual_pes::run_virtual_pes;
 
@@ -227,14 +228,19 @@ impl Call<'_> {
         let gpus = || -> Result<Vec<Gpu>, CudaError> { (0..Gpu::count()?).map(Gpu::open).collect() };
         let gpus = gpus().map_err(|error| failed(ExecError::from(error).into()))?;
         let pes = self.plan.pes();
+        if config.transport == crate::op::Transport::Put && pes > 1 {
+            return Err(failed(ExecError::PutsOfThreads.into()));
+        }
         let mut pool_bytes = 0;
         for direction in [Direction::Forward, Direction::Backward] {
             let layout = layout(pes, halo::lanes(self.plan, direction), sizes, direction).map_err(failed)?;
             pool_bytes += heap_bytes(&layout);
         }
+        // The same on all PEs, also where the last round of dealing leaves GPUs out.
+        let sharing = Sharing { pes: pes.div_ceil(gpus.len()), concurrent: false };
         run_virtual_pes(pes, &gpus, options, pool_bytes, |virtual_pe| {
-            // The same on all PEs, also where the last round of dealing leaves GPUs out.
-            let exec = CudaExecutor::new(virtual_pe.gpu, virtual_pe.heap.clone(), pes.div_ceil(gpus.len()));
+            let kernels = Kernels::direct(virtual_pe.gpu).map_err(ExecError::from)?;
+            let exec = CudaExecutor::new(virtual_pe.gpu, kernels, virtual_pe.heap.clone(), sharing);
             let exec = exec.map_err(ExecError::from)?;
             self.on_pe(virtual_pe.pe.rank(), ShortConvolution::on(virtual_pe.pe, config.clone(), exec))
         })
@@ -272,15 +278,4 @@ fn join_rows<'a>(
         }
     }
     all
-}
-
-/// The sum of f32 shares, in their order.
-fn add_shares<'a>(mut shares: impl Iterator<Item = &'a Tensor>) -> Tensor {
-    let mut sum = shares.next().expect("at least one rank").clone();
-    for share in shares {
-        if let (Buffer::F32(sum), Buffer::F32(share)) = (&mut sum.data, &share.data) {
-            sum.iter_mut().zip(share).for_each(|(sum, x)| *sum += x);
-        }
-    }
-    sum
 }

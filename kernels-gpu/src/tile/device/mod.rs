@@ -3,12 +3,20 @@
 //! Names, signatures and rules are those of the CPU back end ([`super::host`] on other targets), which
 //! checks what cannot be checked here. Rows of a shared tile are padded by 16 bytes, so that the eight rows
 //! that `ldmatrix` reads at once lie in different banks.
+//!
+//! compute-sanitizer's racecheck (seen with 2025.3.1) reports a write before a barrier of the block and a read after it as
+//! a hazard where the writing warpgroup has passed one barrier of its own more than the reading one: it seems to count
+//! barriers of all kinds alike. With the feature `racecheck` all warpgroups pass equally many before each barrier of the
+//! block, so that what that tool reports is a race.
 
 mod acc;
+mod backward;
 mod convolution;
 mod fragment;
 mod global;
 mod ops;
+#[cfg(feature = "nvshmem")]
+mod put;
 mod shared;
 
 pub use acc::Acc;
@@ -30,6 +38,11 @@ const ELECT_BYTES: u32 = 64;
 const TICKET_AT: u32 = ELECT_BYTES * super::MAX_WARPGROUPS as u32;
 const VOTE_AT: u32 = TICKET_AT + 8;
 
+/// Barriers of one warpgroup between two of the block, with the feature `racecheck`. No kernel has more: the most are the
+/// two for each row of a triangular inverse.
+#[cfg(feature = "racecheck")]
+const LEVEL: u32 = 160;
+
 /// One thread's view of its warpgroup.
 pub struct Warpgroup<'a> {
     index: u32,
@@ -39,6 +52,9 @@ pub struct Warpgroup<'a> {
     /// Shared address of the block's dynamic memory, and of the next tile.
     base: u32,
     cursor: u32,
+    /// Barriers of this warpgroup's own since the last one of the block.
+    #[cfg(feature = "racecheck")]
+    own_barriers: u32,
     launch: core::marker::PhantomData<&'a ()>,
 }
 
@@ -49,15 +65,18 @@ impl Warpgroup<'_> {
     /// Once per thread, at the start of a kernel whose block size is a multiple of 128.
     pub unsafe fn enter() -> Self {
         let thread = thread::thread_idx_x();
-        // SAFETY: reads special registers.
         let base = cuda_std::shared::dynamic();
+        // From one lane, so that the assembler sees that a warp has one index and branches on it do not diverge.
+        // SAFETY: the kernel begins here, so that all lanes of the warp are here.
+        let index = unsafe { cuda_std::warp::shuffle_idx(thread / THREADS, 0) };
         Self {
-            // From lane 0, so that the assembler knows it to be uniform in the warp.
-            index: unsafe { cuda_std::warp::shuffle_idx(thread / THREADS, 0) },
+            index,
             count: thread::block_dim_x() / THREADS,
             thread: thread % THREADS,
             base,
             cursor: base + RESERVED_BYTES as u32,
+            #[cfg(feature = "racecheck")]
+            own_barriers: 0,
             launch: core::marker::PhantomData,
         }
     }
@@ -125,14 +144,40 @@ impl Warpgroup<'_> {
     /// Barrier of this warpgroup.
     #[inline(always)]
     pub fn sync(&mut self) {
-        // SAFETY: control flow around tile operations is uniform in the warpgroup; barrier 0 is the block's.
-        unsafe { ptx::bar_sync(1 + self.index, THREADS) }
+        #[cfg(feature = "racecheck")]
+        {
+            self.own_barriers += 1;
+        }
+        const { assert!(super::MAX_WARPGROUPS == 4) };
+        // The id stands in the instruction: with one in a register the assembler would reserve all 16 barriers.
+        // SAFETY: control flow around tile operations is uniform in the warpgroup, and so is its index; barrier 0 is the
+        // block's.
+        unsafe {
+            match self.index {
+                0 => ptx::bar_sync_id::<1, THREADS>(),
+                1 => ptx::bar_sync_id::<2, THREADS>(),
+                2 => ptx::bar_sync_id::<3, THREADS>(),
+                _ => ptx::bar_sync_id::<4, THREADS>(),
+            }
+        }
     }
 
     /// Barrier of the block.
     #[inline(always)]
     pub fn sync_block(&mut self) {
+        #[cfg(feature = "racecheck")]
+        self.level_barriers();
         thread::sync_threads();
+    }
+
+    /// Passes as many more barriers of this warpgroup as it takes to have passed [`LEVEL`] since the last one of the block.
+    #[cfg(feature = "racecheck")]
+    fn level_barriers(&mut self) {
+        assert!(self.own_barriers <= LEVEL);
+        while self.own_barriers < LEVEL {
+            self.sync();
+        }
+        self.own_barriers = 0;
     }
 
     /// Barrier of the block that tells whether `vote` was true on all warpgroups.
@@ -200,12 +245,11 @@ impl Warpgroup<'_> {
         }
     }
 
-    /// Whether waiting on is useless: another block of this PE has given up, so the step is void.
+    /// Whether waiting on is useless: another block of this PE has given up, or the host says that another PE has failed.
     #[inline(always)]
-    pub fn give_up(&self, channel: &Channel, waited: u64) -> bool {
-        waited > 1_000_000
-            && self.word(Array { addr: channel.trap.addr, len: 1 }, 0).load(Ordering::Relaxed)
-                != crate::protocol::TrapRecord::CLEAR
+    pub fn give_up(&self, channel: &Channel) -> bool {
+        let word = |addr| self.word(Array { addr, len: 1 }, 0).load(Ordering::Relaxed);
+        word(channel.trap.addr) != crate::protocol::TrapRecord::CLEAR || word(channel.watch.addr) != 0
     }
 
     /// Records a span, if there is a trace. Call on one thread ([`Warpgroup::elect`]).

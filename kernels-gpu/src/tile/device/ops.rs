@@ -10,7 +10,7 @@ use crate::params::Matrix;
 impl Warpgroup<'_> {
     /// Calls `f(row, column)` for this thread's share of `rows` x `cols` elements.
     #[inline(always)]
-    fn each(&self, rows: u32, cols: u32, mut f: impl FnMut(u32, u32)) {
+    pub(super) fn each(&self, rows: u32, cols: u32, mut f: impl FnMut(u32, u32)) {
         let (warp, lane) = self.warp_lane();
         let mut r = warp;
         while r < rows {
@@ -25,7 +25,7 @@ impl Warpgroup<'_> {
 
     /// Calls `f(column)` for this thread's share of `cols` columns.
     #[inline(always)]
-    fn each_column(&self, cols: u32, mut f: impl FnMut(u32)) {
+    pub(super) fn each_column(&self, cols: u32, mut f: impl FnMut(u32)) {
         let mut c = self.thread;
         while c < cols {
             f(c);
@@ -136,9 +136,12 @@ impl Warpgroup<'_> {
                     c += 32;
                 }
             }
-            for distance in [16, 8, 4, 2, 1] {
+            // Not over an array of distances, which would lie in local memory.
+            let mut distance = 16;
+            while distance > 0 {
                 // SAFETY: rows are uniform in a warp, so that all its lanes are here.
                 sum += unsafe { cuda_std::warp::shuffle_xor(sum, distance) };
+                distance /= 2;
             }
             let inverse = if (r as usize) < source.rows { rsqrt(sum + epsilon) } else { 0.0 };
             if lane == 0 {

@@ -108,7 +108,7 @@ impl<E: Element> Shared<E> {
 
     /// Shared address of element (r, c).
     #[inline(always)]
-    pub(super) fn at(&self, r: u32, c: u32) -> u32 {
+    pub(crate) fn at(&self, r: u32, c: u32) -> u32 {
         self.addr + (r * self.row_stride + c * self.col_stride) * E::CODE.size() as u32
     }
 

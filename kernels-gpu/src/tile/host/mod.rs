@@ -9,11 +9,13 @@
 //! ([`check`]), and every launch knows which output elements must be written.
 
 mod acc;
+mod backward;
 pub mod check;
 mod convolution;
 mod global;
 mod launch;
 mod ops;
+mod put;
 
 pub use acc::Acc;
 pub use check::{Checker, Fault, FaultKind};
@@ -241,9 +243,9 @@ impl<'a> Warpgroup<'a> {
         }
     }
 
-    /// Whether a wait that has lasted `waited` nanoseconds is useless: another PE has failed.
-    pub fn give_up(&self, _: &crate::params::Channel, waited: u64) -> bool {
-        waited > 1_000_000 && (self.launch.peer_failed)()
+    /// Whether waiting on is useless: another PE has failed.
+    pub fn give_up(&self, _: &crate::params::Channel) -> bool {
+        (self.launch.peer_failed)()
     }
 
     /// Records a span, if there is a trace. Call on one thread ([`Warpgroup::elect`]).

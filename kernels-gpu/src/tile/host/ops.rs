@@ -42,7 +42,7 @@ impl Warpgroup<'_> {
 
     /// A read and a write of each element by the same thread.
     #[inline]
-    fn log_update<E>(&mut self, tile: &Shared<E>) {
+    pub(super) fn log_update<E>(&mut self, tile: &Shared<E>) {
         self.log(tile, SharedLog::update);
     }
 
@@ -59,7 +59,7 @@ impl Warpgroup<'_> {
         }
     }
 
-    fn same_shape(op: &'static str, a: [usize; 2], b: [usize; 2]) {
+    pub(super) fn same_shape(op: &'static str, a: [usize; 2], b: [usize; 2]) {
         if a != b {
             raise(FaultKind::Shapes { op, shapes: vec![a, b] });
         }

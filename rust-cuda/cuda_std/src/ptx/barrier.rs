@@ -44,3 +44,13 @@ instructions! {
     lane shfl_sync_up_b32(value: reg32 u32, delta: reg32 u32, clamp: reg32 u32, mask: reg32 u32)
         -> (found: reg32 u32) = "shfl.sync.up.b32 {found}, {value}, {delta}, {clamp}, {mask};";
 }
+
+/// Barrier `ID` (0 to 15) of `THREADS` threads, a multiple of 32, both written into the instruction. The assembler then
+/// knows how many barriers a kernel has; [`bar_sync`] with an id in a register makes it keep all 16, and tools cannot
+/// tell one barrier from another before the kernel runs.
+#[inline(always)]
+pub unsafe fn bar_sync_id<const ID: u32, const THREADS: u32>() {
+    const { assert!(ID < 16 && THREADS > 0 && THREADS.is_multiple_of(32)) };
+    // SAFETY: the caller's, see the module.
+    unsafe { asm!("bar.sync {id}, {threads};", id = const ID, threads = const THREADS, options(nostack)) }
+}

@@ -57,6 +57,40 @@ pub unsafe fn local_array(out: *mut u32, n: u32) {
     unsafe { ptx::st_global_u32(out, array[(n % 32) as usize]) }
 }
 
+/// Where values are written, and which.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Side {
+    out: *mut f32,
+    len: u64,
+    value: f32,
+}
+
+/// Too large for LLVM to inline it more than once of its own accord.
+fn write_squares(side: &Side, next: &mut u64) {
+    macro_rules! sixteen {
+        ($($i:literal)*) => {$(sixteen!(@ $i, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);)*};
+        (@ $i:literal, $($j:literal)*) => {$(
+            if *next < side.len {
+                unsafe { ptx::st_global_f32(side.out.add(*next as usize), side.value * ($i * $j) as f32) };
+                *next += 1;
+            }
+        )*};
+    }
+    sixteen!(0 1 2 3 4 5 6 7);
+}
+
+/// References to arguments, for a function and in a choice: calls would put the arguments into local memory.
+#[kernel]
+pub unsafe fn references_to_arguments(left: Side, right: Side) {
+    let mut next = 0;
+    write_squares(&left, &mut next);
+    thread::sync_threads();
+    write_squares(&right, &mut next);
+    thread::sync_threads();
+    write_squares(if thread::thread_idx_x() < 32 { &left } else { &right }, &mut next);
+}
+
 /// The accumulators are written between issue and wait: ptxas must serialise the products.
 #[kernel(threads = 128)]
 pub unsafe fn touched_accumulators(out: *mut f32, n: u32) {

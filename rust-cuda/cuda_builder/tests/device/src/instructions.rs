@@ -33,6 +33,7 @@ pub unsafe fn barriers(out: *mut u32, x: f32, n: u32) {
     unsafe {
         ptx::barrier0();
         ptx::bar_sync(n, 64);
+        ptx::bar_sync_id::<5, 64>();
         ptx::bar_arrive(2, 128);
         let mut votes = ptx::bar_red_and(3, 128, n & 1) as u32 + ptx::bar_red_or(4, 128, n & 2) as u32;
         votes += warp::all(n > 3) as u32 + warp::any(n > 4) as u32 + ptx::vote_sync_ballot(n, warp::ALL);

@@ -6,8 +6,7 @@ unsafe extern "C" {
     fn dl_my_pe() -> i32;
     fn dl_n_pes() -> i32;
     fn dl_ptr(symmetric: *const u8, pe: i32) -> *mut u8;
-    fn dl_putmem_signal_nbi_block(to: *mut u8, from: *const u8, bytes: usize, signal: *mut u64, value: u64, pe: i32);
-    fn dl_putmem_signal_nbi(to: *mut u8, from: *const u8, bytes: usize, signal: *mut u64, value: u64, pe: i32);
+    fn dl_putmem_signal_nbi_warp(to: *mut u8, from: *const u8, bytes: usize, signal: *mut u64, value: u64, pe: i32);
     fn dl_signal_set(signal: *mut u64, value: u64, pe: i32);
     fn dl_quiet();
     fn dl_fence();
@@ -18,10 +17,11 @@ unsafe extern "C" {
 pub unsafe fn ring(buffer: *mut u8, signal: *mut u64, bytes: usize) {
     unsafe {
         let next = (dl_my_pe() + 1) % dl_n_pes();
-        dl_putmem_signal_nbi_block(buffer, buffer, bytes, signal, 1, next);
+        if thread::thread_idx_x() < 32 {
+            dl_putmem_signal_nbi_warp(buffer, buffer, bytes, signal, 1, next);
+        }
         if thread::thread_idx_x() == 0 {
             dl_fence();
-            dl_putmem_signal_nbi(buffer, buffer, bytes, signal, 2, next);
             dl_signal_set(signal, 3, next);
             dl_quiet();
             let peer = dl_ptr(buffer, next);

@@ -1,0 +1,66 @@
+//! `deltalink doctor --self-test`: whether messages between two PEs arrive as they were sent, for a second or two.
+
+use std::time::{Duration, Instant};
+
+use super::super::bench::comm::{CommBenchError, Exchanged, exchange_for};
+use super::{Finding, Status};
+use crate::op::Device;
+
+/// How long messages are exchanged on each device.
+const DURATION: Duration = Duration::from_secs(2);
+
+/// A finding for the CPU, and one for GPUs if this build can use them and `gpus` are there.
+pub(super) fn findings(gpus: usize) -> Vec<Finding> {
+    let mut all = vec![finding("self-test on the CPU", test(Device::Cpu, DURATION))];
+    if cfg!(feature = "cuda") && gpus > 0 {
+        let item = if gpus > 1 { "self-test on two GPUs" } else { "self-test on one GPU" };
+        all.push(finding(item, test(Device::Cuda, DURATION)));
+    } else if gpus > 0 {
+        all.push(Finding::new("self-test on GPUs", Status::Note, "this build has no GPU support").advice(
+            "build it with `cargo build --release --features cuda` (after `cargo xtask setup`) to test the GPUs too",
+        ));
+    }
+    all
+}
+
+fn test(device: Device, duration: Duration) -> Result<(Exchanged, Duration), CommBenchError> {
+    let begin = Instant::now();
+    Ok((exchange_for(device, duration)?, begin.elapsed()))
+}
+
+/// The verdict.
+pub(super) fn finding(item: &str, outcome: Result<(Exchanged, Duration), CommBenchError>) -> Finding {
+    match outcome {
+        Ok((Exchanged { messages, .. }, took)) => Finding::new(
+            item,
+            Status::Ok,
+            format!("2 PEs, {messages} messages in {:.1} s, all arrived as they were sent", took.as_secs_f64()),
+        ),
+        Err(error) => Finding::new(item, Status::Failed, error.to_string()).advice(
+            "results of several PEs cannot be trusted on this device; what is missing above may be the cause, else please report it with this output",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_on_the_cpu() {
+        let outcome = test(Device::Cpu, Duration::from_millis(100)).expect("arrived");
+        assert!(outcome.0.messages > 100, "{outcome:?}");
+        let finding = finding("self-test on the CPU", Ok(outcome));
+        assert_eq!(finding.status, Status::Ok);
+        assert!(finding.found.starts_with("2 PEs, "), "{}", finding.found);
+    }
+
+    #[test]
+    fn what_did_not_arrive_is_a_failure() {
+        let wrong = CommBenchError::Wrong { bytes: 64, blocks: 1, wrong: 3, partner: 1 };
+        let finding = finding("self-test on the CPU", Err(wrong));
+        assert_eq!(finding.status, Status::Failed);
+        assert!(finding.found.contains("3 elements did not arrive as PE 1 had sent them"), "{}", finding.found);
+        assert!(finding.advice.expect("advice").contains("cannot be trusted"));
+    }
+}

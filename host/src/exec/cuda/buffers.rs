@@ -1,0 +1,90 @@
+//! The device memory of an executor, and how much of it there was at most.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::gpu::Ledger;
+use super::{CudaError, DeviceBuffer, Gpu, Stream};
+use crate::exec::{Scratch, Slot};
+
+/// What a buffer is for that stays from step to step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Use {
+    /// A tensor of the caller.
+    Slot(Slot),
+    /// Scratch of a step.
+    Scratch(Scratch),
+    /// A step's tables and words.
+    Image,
+}
+
+/// Device memory of an executor, counted while it lives.
+#[derive(Debug)]
+pub struct Counted {
+    buffer: DeviceBuffer,
+    ledger: Arc<Ledger>,
+}
+
+impl Deref for Counted {
+    type Target = DeviceBuffer;
+
+    fn deref(&self) -> &DeviceBuffer {
+        &self.buffer
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.ledger.give(self.buffer.len());
+    }
+}
+
+/// One buffer for each use, which grows when it must; and memory whose holder somebody else is.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    gpu: Gpu,
+    held: HashMap<Use, Counted>,
+    ledger: Arc<Ledger>,
+}
+
+impl Buffers {
+    pub fn new(gpu: &Gpu) -> Self {
+        Self { gpu: gpu.clone(), held: HashMap::new(), ledger: Arc::default() }
+    }
+
+    /// Memory of `bytes` bytes, whose contents are whatever was there.
+    pub fn alloc(&self, bytes: usize) -> Result<Counted, CudaError> {
+        let buffer = self.gpu.alloc(bytes)?;
+        self.ledger.take(bytes);
+        Ok(Counted { buffer, ledger: Arc::clone(&self.ledger) })
+    }
+
+    /// The buffer for `what`, if there is one.
+    pub fn get(&self, what: Use) -> Option<&DeviceBuffer> {
+        self.held.get(&what).map(|buffer| &**buffer)
+    }
+
+    /// A buffer of at least `bytes` bytes for `what`. A smaller one goes first, after `stream`'s work, which may use it.
+    pub fn at_least(&mut self, stream: &Stream, what: Use, bytes: usize) -> Result<&DeviceBuffer, CudaError> {
+        if self.held.get(&what).is_none_or(|buffer| buffer.len() < bytes) {
+            if let Some(smaller) = self.held.remove(&what) {
+                stream.synchronize()?;
+                drop(smaller);
+            }
+            let buffer = self.alloc(bytes)?;
+            self.held.insert(what, buffer);
+        }
+        Ok(&self.held[&what])
+    }
+
+    /// Bytes held for those uses that `counts`.
+    pub fn bytes(&self, counts: impl Fn(Use) -> bool) -> usize {
+        self.held.iter().filter(|&(&what, _)| counts(what)).map(|(_, buffer)| buffer.len()).sum()
+    }
+
+    /// Most bytes that lived at once.
+    pub fn peak(&self) -> usize {
+        self.ledger.read().peak
+    }
+}

@@ -1,0 +1,263 @@
+//! Where the tensors of a backward step lie.
+
+use kernels_gpu::backward::{grad, scan, states};
+use kernels_gpu::params::{GradParams, PrepParams, Records, ReduceParams, Tensor as Param, TraceBuffer};
+use kernels_gpu::tile::SHARED_BYTES;
+use kernels_gpu::tile::host::Checker;
+
+use super::BackwardStep;
+use crate::exec::{ExecError, Executor, Grid, Scratch, Slot};
+use crate::gradients::Gradients;
+use crate::inputs::{Dims, Op};
+use crate::op::saved::SavedMemory;
+use crate::op::step::optional;
+use crate::tensor::{Dtype, Tensor};
+
+/// Tensors in device memory.
+pub(super) struct Memory {
+    pub records: Records,
+    pub records_were_kept: bool,
+    pub state_in: Param,
+    pub transitions: Param,
+    pub states: Param,
+    pub v_new: Param,
+    pub state_out: Param,
+    pub d_states: Param,
+    pub d_v_new: Param,
+    /// Gradients of q and k, or of every value head for `reduce`.
+    dq: Param,
+    dk: Param,
+    dv: Param,
+    dg: Param,
+    dbeta: Param,
+    pub d_initial: Param,
+    /// Shares of the chunks.
+    a_log_shares: Param,
+    dt_bias_shares: Param,
+    /// What `reduce` writes: targets of the four above.
+    sums: Sums,
+}
+
+#[derive(Clone, Copy)]
+struct Sums {
+    dq: Param,
+    dk: Param,
+    da_log: Param,
+    ddt_bias: Param,
+    /// The rows of q and k as they were before they were normalised, if they were.
+    q: Param,
+    k: Param,
+}
+
+impl BackwardStep<'_> {
+    /// Gradients of this PE, zero.
+    pub(super) fn gradients(&self) -> Gradients {
+        Gradients::zeros(self.step.inputs)
+    }
+
+    /// Whether `grad` leaves the gradients of q and k of every value head to `reduce`.
+    fn reduces_rows(&self) -> bool {
+        self.step.inputs.l2norm || self.step.dims.hv != self.step.dims.h
+    }
+
+    pub(super) fn memory<X: Executor>(
+        &self,
+        exec: &mut X,
+        chunks: usize,
+        gradients: &mut Gradients,
+        saved: &mut SavedMemory<X>,
+    ) -> Result<Memory, ExecError> {
+        let step = &self.step;
+        let Dims { b, t, hv, k, v, .. } = *step.dims;
+        let (dtype, sizes, tokens) = (step.inputs.dtype(), step.sizes(), b * t);
+        let (operands, decay) = step.record_lens(chunks);
+        let kept = saved.records(sizes);
+        let records = match kept {
+            Some(records) => records,
+            None => Records {
+                operands: exec.scratch(Scratch::Operands, operands, dtype)?,
+                decay: exec.scratch(Scratch::Decay, decay, Dtype::F32)?,
+                sizes,
+            },
+        };
+        let mut output = |slot, x: Option<&mut Tensor>| match x {
+            Some(x) => exec.output(slot, x),
+            None => Ok(Param::absent()),
+        };
+        let (dq, dk) = (output(Slot::DQ, Some(&mut gradients.dq))?, output(Slot::DK, Some(&mut gradients.dk))?);
+        let (dv, dg) = (output(Slot::DV, Some(&mut gradients.dv))?, output(Slot::DGate, Some(&mut gradients.dg))?);
+        let dbeta = output(Slot::DBeta, Some(&mut gradients.dbeta))?;
+        let da_log = output(Slot::DALog, gradients.da_log.as_mut())?;
+        let ddt_bias = output(Slot::DDtBias, gradients.ddt_bias.as_mut())?;
+        let d_initial = output(Slot::DInitialState, gradients.d_initial_state.as_mut())?;
+
+        let normalised = Some(step.inputs).filter(|x| x.l2norm);
+        let q = optional(exec, Slot::Q, normalised.map(|x| &x.q))?;
+        let rows = optional(exec, Slot::K, normalised.map(|x| &x.k))?;
+        let sums = Sums { dq, dk, da_log, ddt_bias, q, k: rows };
+        let heads = if self.reduces_rows() { tokens * hv * k } else { 0 };
+        let shares = |gradient: &Option<Tensor>| gradient.as_ref().map_or(0, |x| chunks * x.data.data().len());
+        let receiving = step.rank().receiving().count() * hv;
+        // In exact mode what arrives is not merged, but walked from.
+        let merged = if step.config.mode == crate::op::Mode::Exact { 0 } else { receiving * v * k };
+        Ok(Memory {
+            records,
+            records_were_kept: kept.is_some(),
+            state_in: saved.state_in.param(),
+            transitions: saved.transitions.param(),
+            states: exec.scratch(Scratch::States, chunks * hv * v * k, dtype)?,
+            v_new: exec.scratch(Scratch::VNew, tokens * hv * v, dtype)?,
+            state_out: exec.scratch(Scratch::StateOut, merged, Dtype::F32)?,
+            d_states: exec.scratch(Scratch::DStates, chunks * hv * v * k, dtype)?,
+            d_v_new: exec.scratch(Scratch::DVNew, tokens * hv * v, dtype)?,
+            dq: if heads > 0 { exec.scratch(Scratch::DQHeads, heads, Dtype::F32)? } else { dq },
+            dk: if heads > 0 { exec.scratch(Scratch::DKHeads, heads, Dtype::F32)? } else { dk },
+            dv,
+            dg,
+            dbeta,
+            d_initial,
+            a_log_shares: exec.scratch(Scratch::ALogShares, shares(&gradients.da_log), Dtype::F32)?,
+            dt_bias_shares: exec.scratch(Scratch::DtBiasShares, shares(&gradients.ddt_bias), Dtype::F32)?,
+            sums,
+        })
+    }
+
+    /// Warpgroups in a block of the reverse scan.
+    pub(super) fn scan_warpgroups(&self) -> usize {
+        let (k, chunk, element) = self.shape();
+        let fits = scan::shared_bytes(k, chunk, element, scan::WARPGROUPS) <= SHARED_BYTES;
+        if fits { scan::WARPGROUPS } else { 1 }
+    }
+
+    /// Warpgroups in a block of the forward walk.
+    pub(super) fn state_warpgroups(&self) -> usize {
+        let (k, chunk, element) = self.shape();
+        let fits = states::shared_bytes(k, chunk, element, states::WARPGROUPS) <= SHARED_BYTES;
+        if fits { states::WARPGROUPS } else { 1 }
+    }
+
+    fn shape(&self) -> (usize, usize, usize) {
+        (self.step.dims.k, self.step.config.chunk, self.step.inputs.dtype().size())
+    }
+
+    pub(super) fn scan_shape(&self, warpgroups: usize) -> (Grid, usize, usize) {
+        let (k, chunk, element) = self.shape();
+        (Grid::Resident, warpgroups, scan::shared_bytes(k, chunk, element, warpgroups))
+    }
+
+    pub(super) fn states_shape(&self, warpgroups: usize) -> (Grid, usize, usize) {
+        let (k, chunk, element) = self.shape();
+        (Grid::Resident, warpgroups, states::shared_bytes(k, chunk, element, warpgroups))
+    }
+
+    pub(super) fn grad_shape(&self, chunks: usize) -> (Grid, usize, usize) {
+        let ((k, chunk, element), per_channel) = (self.shape(), self.step.inputs.op == Op::Kda);
+        let shared = grad::shared_bytes(k, chunk, element, per_channel);
+        (Grid::Blocks(chunks * self.step.dims.hv), grad::WARPGROUPS, shared)
+    }
+
+    /// The sums over value heads and over chunks.
+    pub(super) fn sums(&self, memory: &Memory, chunks: usize, trace: TraceBuffer) -> Vec<ReduceParams> {
+        let Dims { b, t, h, hv, k, .. } = *self.step.dims;
+        let group = hv / h;
+        let mut all = Vec::new();
+        if self.reduces_rows() {
+            let Sums { dq, dk, q, k: keys, .. } = memory.sums;
+            let rows = |source, target, x| ReduceParams {
+                source,
+                target,
+                x,
+                rows: (b * t * h) as u64,
+                cols: k as u64,
+                terms: group as u64,
+                row_stride: (group * k) as u64,
+                term_stride: k as u64,
+                trace,
+            };
+            all.extend([rows(memory.dq, dq, q), rows(memory.dk, dk, keys)]);
+        }
+        let Sums { da_log, ddt_bias, .. } = memory.sums;
+        for (source, target) in [(memory.a_log_shares, da_log), (memory.dt_bias_shares, ddt_bias)] {
+            if target.is_present() {
+                let cols = target.len;
+                let (x, terms) = (Param::absent(), chunks as u64);
+                all.push(ReduceParams {
+                    source,
+                    target,
+                    x,
+                    rows: 1,
+                    cols,
+                    terms,
+                    row_stride: 0,
+                    term_stride: cols,
+                    trace,
+                });
+            }
+        }
+        all
+    }
+}
+
+impl Memory {
+    pub fn grad_params(&self, prep: PrepParams, v: Param, d_o: Param) -> GradParams {
+        GradParams {
+            prep,
+            v,
+            d_o,
+            states: self.states,
+            v_new: self.v_new,
+            d_states: self.d_states,
+            d_v_new: self.d_v_new,
+            dq: self.dq,
+            dk: self.dk,
+            dv: self.dv,
+            dg: self.dg,
+            dbeta: self.dbeta,
+            da_log: self.a_log_shares,
+            ddt_bias: self.dt_bias_shares,
+        }
+    }
+
+    /// Tells the checker what the step must write.
+    pub fn expect_outputs(&self, checker: &mut Checker) {
+        let Sums { dq, dk, da_log, ddt_bias, .. } = self.sums;
+        let written = [
+            ("states", self.states),
+            ("v_new", self.v_new),
+            ("d_states", self.d_states),
+            ("d_v_new", self.d_v_new),
+            ("dq", dq),
+            ("dk", dk),
+            ("dv", self.dv),
+            ("dg", self.dg),
+            ("dbeta", self.dbeta),
+            ("dh0", self.d_initial),
+            ("dA_log", da_log),
+            ("ddt_bias", ddt_bias),
+        ];
+        for (name, tensor) in written.into_iter().filter(|(_, tensor)| tensor.is_present()) {
+            checker.expect_written(name, tensor);
+        }
+    }
+}
+
+/// Brings the results to the caller's memory.
+pub(super) fn fetch<X: Executor>(exec: &mut X, gradients: &mut Gradients) -> Result<(), ExecError> {
+    let always = [
+        (Slot::DQ, &mut gradients.dq),
+        (Slot::DK, &mut gradients.dk),
+        (Slot::DV, &mut gradients.dv),
+        (Slot::DGate, &mut gradients.dg),
+        (Slot::DBeta, &mut gradients.dbeta),
+    ];
+    let optional = [
+        (Slot::DALog, gradients.da_log.as_mut()),
+        (Slot::DDtBias, gradients.ddt_bias.as_mut()),
+        (Slot::DInitialState, gradients.d_initial_state.as_mut()),
+    ];
+    let present = optional.into_iter().filter_map(|(slot, x)| Some((slot, x?)));
+    for (slot, tensor) in always.into_iter().chain(present) {
+        exec.fetch(slot, tensor)?;
+    }
+    Ok(())
+}

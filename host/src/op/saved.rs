@@ -1,0 +1,127 @@
+//! What a forward call leaves to its backward call.
+
+use kernels_gpu::params::{Records, Sizes, Tensor as Param};
+
+use super::OpError;
+use super::agreement::Agreement;
+use crate::exec::cpu::{Cpu, code};
+use crate::exec::{ExecError, Executor, KeptMemory};
+use crate::tensor::Dtype;
+
+/// What a forward call on one PE keeps for its backward call, which takes it: made by
+/// [`forward_saving`](super::ContextParallel::forward_saving), and of no use to any other call, plan, operation or PE.
+///
+/// It owns memory of the executor's device, which goes back to the executor after the backward call. Inputs are
+/// not kept: the backward call gets them again.
+pub struct Saved<X: Executor = Cpu> {
+    pub(super) origin: Origin,
+    pub(super) memory: SavedMemory<X>,
+}
+
+impl<X: Executor> std::fmt::Debug for Saved<X> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Origin { rank, call, .. } = &self.origin;
+        f.debug_struct("Saved").field("rank", rank).field("call", call).field("bytes", &self.bytes()).finish()
+    }
+}
+
+impl<X: Executor> Saved<X> {
+    /// Bytes of device memory that it holds.
+    pub fn bytes(&self) -> usize {
+        let SavedMemory { state_in, transitions, records } = &self.memory;
+        let records = records.as_ref().map_or(0, |(operands, decay)| operands.bytes() + decay.bytes());
+        state_in.bytes() + transitions.bytes() + records
+    }
+
+    /// Number of the forward call on this PE, counted over all calls from 1.
+    pub fn call(&self) -> u64 {
+        self.origin.call
+    }
+}
+
+/// Names a [`Saved`] that an operation [holds](super::ContextParallel::hold), for callers that cannot own it, such as
+/// those in other languages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SavedHandle(pub u64);
+
+/// Which call left it.
+#[derive(Clone, Debug)]
+pub(super) struct Origin {
+    /// The operation: unique in this process.
+    pub operation: u64,
+    pub rank: usize,
+    pub call: u64,
+    /// What was called for.
+    pub agreement: Agreement,
+}
+
+impl Origin {
+    /// Whether a backward call of `wanted` may use it.
+    pub fn check(&self, wanted: &Origin) -> Result<(), OpError> {
+        let mismatch = |what: &str, saved: String, call: String| {
+            Err(OpError::ForeignSaved { rank: wanted.rank, what: what.to_owned(), saved, call })
+        };
+        if self.rank != wanted.rank {
+            return mismatch("the PE", self.rank.to_string(), wanted.rank.to_string());
+        }
+        if self.operation != wanted.operation {
+            return mismatch(
+                "the operation",
+                format!("number {}", self.operation),
+                format!("number {}", wanted.operation),
+            );
+        }
+        match self.agreement.first_difference(&wanted.agreement) {
+            Some((what, saved, call)) => mismatch(&what, saved, call),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The memory of a [`Saved`].
+pub(super) struct SavedMemory<X: Executor> {
+    /// f32 `[lanes * HV, V, K]`: the states before receiving segments.
+    pub state_in: Kept<X>,
+    /// `[lanes * HV, K, K]` in the type of the wire: M^T of receiving segments; empty where no gradient is passed on with it.
+    pub transitions: Kept<X>,
+    /// Operands and decays of all chunks, unless they are computed again.
+    pub records: Option<(Kept<X>, Kept<X>)>,
+}
+
+impl<X: Executor> SavedMemory<X> {
+    /// The records that were kept.
+    pub fn records(&mut self, sizes: Sizes) -> Option<Records> {
+        let (operands, decay) = self.records.as_mut()?;
+        Some(Records { operands: operands.param(), decay: decay.param(), sizes })
+    }
+
+    /// Gives the memory back to the executor.
+    pub fn reuse(self, exec: &mut X) {
+        let (operands, decay) = self.records.unzip();
+        for kept in [Some(self.state_in), Some(self.transitions), operands, decay].into_iter().flatten() {
+            exec.reuse(kept.memory);
+        }
+    }
+}
+
+/// A tensor in kept memory.
+pub(super) struct Kept<X: Executor> {
+    memory: X::Memory,
+    len: usize,
+    dtype: Dtype,
+}
+
+impl<X: Executor> Kept<X> {
+    pub fn new(exec: &mut X, len: usize, dtype: Dtype) -> Result<Self, ExecError> {
+        Ok(Self { memory: exec.keep(len * dtype.size())?, len, dtype })
+    }
+
+    fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    /// As kernels take it; absent if it is empty.
+    pub fn param(&mut self) -> Param {
+        if self.len == 0 { Param::absent() } else { Param::new(self.memory.address(), self.len, code(self.dtype)) }
+    }
+}

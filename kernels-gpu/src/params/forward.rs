@@ -1,0 +1,163 @@
+//! Parameters of the kernels of a forward step.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Array, Channel, Records, Tables, Tensor, TraceBuffer};
+
+/// How the log decay is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum GateForm {
+    /// g itself.
+    Given = 0,
+    /// `-exp(A_log) softplus(raw + dt_bias)`.
+    Softplus = 1,
+    /// `bound * sigmoid(exp(A_log) (raw + dt_bias))`.
+    LowerBound = 2,
+}
+
+/// Parameters of [`crate::prep::prep`].
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct PrepParams {
+    /// Sizes and tables.
+    pub tables: Tables,
+    /// `[tokens, H, K]`.
+    pub q: Tensor,
+    /// `[tokens, H, K]`.
+    pub k: Tensor,
+    /// KDA `[tokens, HV, K]`, GDN `[tokens, HV]`.
+    pub g: Tensor,
+    /// `[tokens, HV]`.
+    pub beta: Tensor,
+    /// f32 `[HV]` or absent.
+    pub a_log: Tensor,
+    /// f32 `[HV, K]` (GDN `[HV]`) or absent.
+    pub dt_bias: Tensor,
+    /// Results.
+    pub records: Records,
+    /// A [`GateForm`].
+    pub gate_form: u32,
+    /// 1 to normalise the rows of q and k.
+    pub l2norm: u32,
+    /// Lower bound of the gate.
+    pub bound: f32,
+    /// Factor of q.
+    pub scale: f32,
+    /// 0 if beta is given, else the factor of sigmoid(beta).
+    pub beta_factor: f32,
+    /// Zero.
+    pub pad: u32,
+    /// Time stamps.
+    pub trace: TraceBuffer,
+}
+
+/// One work item of the scan: up to as many column blocks of one head as the block has warpgroups.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct ScanItem {
+    /// Segment.
+    pub segment: u32,
+    /// Value head.
+    pub head: u32,
+    /// First column block, counted over S blocks, then M blocks.
+    pub first_block: u32,
+    /// Column blocks.
+    pub blocks: u32,
+}
+
+/// Parameters of [`crate::scan::scan_push`].
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct ScanParams {
+    /// Sizes and tables.
+    pub tables: Tables,
+    /// From `prep`.
+    pub records: Records,
+    /// `[tokens, HV, V]`.
+    pub v: Tensor,
+    /// Result of segments that need no correction, `[tokens, HV, V]`.
+    pub o: Tensor,
+    /// f32 `[tokens, HV, V]`: outputs of receiving segments as if nothing came before them.
+    pub o_local: Tensor,
+    /// Operand type, `[tokens, HV, K]`: q-tilde, by which the state before the segment enters the output.
+    pub q_tilde: Tensor,
+    /// f32 initial states or absent.
+    pub initial: Tensor,
+    /// f32 final states or absent.
+    pub finals: Tensor,
+    /// Own summaries of receiving segments, laid out like one row of slots: for their final states.
+    pub own: Tensor,
+    /// f32 `[lanes * HV, V, K]`: where exact mode keeps the states that arrive, for a backward pass; absent if none follows.
+    /// (In other modes [`FixParams::state_in`] holds them.)
+    pub state_in: Tensor,
+    /// `[lanes * HV, K, K]`, in the element type of M on the wire: where M^T of receiving segments is kept for a backward
+    /// pass; absent if none follows, and in exact mode.
+    pub transitions: Tensor,
+    /// Of [`ScanItem`], in the order in which consumers need them.
+    pub items: Array,
+    /// One u64: next item.
+    pub ticket: Array,
+    /// How summaries leave.
+    pub channel: Channel,
+    /// Time stamps.
+    pub trace: TraceBuffer,
+    /// 1 if states are `[V,K]` in the caller's memory.
+    pub v_first: u32,
+    /// Element type of M on the wire, a [`crate::element::DtypeCode`].
+    pub m_dtype: u32,
+}
+
+/// One work item of the correction: a run of chunks of one head and 64 columns of V.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct FixItem {
+    /// Segment.
+    pub segment: u32,
+    /// Value head.
+    pub head: u32,
+    /// Column block of V.
+    pub block: u32,
+    /// First chunk, counted from the segment's first.
+    pub first_chunk: u32,
+    /// Number of chunks.
+    pub chunks: u32,
+    /// 1 for the item that merges the state before the segment and publishes it; it comes before the others.
+    pub merges: u32,
+}
+
+/// Parameters of [`crate::fixup::fix_out`].
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct FixParams {
+    /// Sizes and tables.
+    pub tables: Tables,
+    /// As in [`ScanParams`]; absent, like `q_tilde`, `own`, `o` and `finals`, if items have no chunks.
+    pub o_local: Tensor,
+    /// As in [`ScanParams`].
+    pub q_tilde: Tensor,
+    /// As in [`ScanParams`].
+    pub own: Tensor,
+    /// f32 `[lanes * HV, V, K]`: the merged states before receiving segments.
+    pub state_in: Tensor,
+    /// Result, `[tokens, HV, V]`.
+    pub o: Tensor,
+    /// f32 final states or absent.
+    pub finals: Tensor,
+    /// Of [`FixItem`].
+    pub items: Array,
+    /// One u64: next item.
+    pub ticket: Array,
+    /// How summaries arrive.
+    pub channel: Channel,
+    /// Time stamps.
+    pub trace: TraceBuffer,
+    /// 1 if states are `[V,K]` in the caller's memory.
+    pub v_first: u32,
+    /// Element type of M on the wire, a [`crate::element::DtypeCode`].
+    pub m_dtype: u32,
+    /// 1 in a backward pass: `S_in <- S + M^T S_in`, for gradients of states.
+    pub m_transposed: u32,
+    /// Zero.
+    pub pad: u32,
+}
