@@ -2,7 +2,11 @@
 //! and acknowledge summaries. None of them blocks forever: a wait that runs out leaves a [`TrapRecord`] for the
 //! host and returns false, and the kernel then ends.
 
+mod parts;
+
 use core::sync::atomic::Ordering;
+
+pub use parts::SlotPart;
 
 use crate::element::DtypeCode;
 use crate::params::{Array, Channel, Matrix, StampKind, Target, Tensor, TraceBuffer};

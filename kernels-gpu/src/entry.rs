@@ -7,10 +7,12 @@
 //! nothing else: the rest is the same with and without it, and is taken from the module without. Bodies for Hopper move
 //! registers between warps, which is ignored in what is linked.
 
+use cuda_std::kernel;
 use half::{bf16, f16};
 
 use crate::backward::scan::scan_back;
 use crate::comm_bench::{CommBenchParams, comm_bench as exchange};
+use crate::convolution::{ConvolveBackParams, ConvolveParams, convolve, convolve_back};
 use crate::fixup::fix_out;
 use crate::params::{FixParams, ScanBackParams, ScanParams};
 use crate::scan::scan_push;
@@ -57,6 +59,7 @@ mod local {
     use crate::conformance::block::block_ops;
     use crate::conformance::decay::decay_ops;
     use crate::conformance::elements::element_ops;
+    use crate::convolution::{SumParams, sum_shares};
     use crate::gate::{Gdn, Kda};
     use crate::params::{GradParams, PrepParams, ReduceParams, StatesParams};
     use crate::prep::prep;
@@ -79,6 +82,7 @@ mod local {
         grad_gdn_bf16 = grad::<Gdn, bf16>, GradParams;
         grad_gdn_f16 = grad::<Gdn, f16>, GradParams;
         reduce_f32 = reduce, ReduceParams;
+        sum_shares_f32 = sum_shares, SumParams;
         conformance_acc_f32 = acc_ops::<f32>, TileCase;
         conformance_acc_bf16 = acc_ops::<bf16>, TileCase;
         conformance_acc_f16 = acc_ops::<f16>, TileCase;
@@ -90,4 +94,31 @@ mod local {
         conformance_decay_f16 = decay_ops::<f16>, TileCase;
         conformance_block_f32 = block_ops, TileCase;
     }
+}
+
+/// As `entries`, with bounds: walks over tokens need many threads on a multiprocessor, so that enough loads are on their way.
+macro_rules! convolutions {
+    ($($name:ident = $kernel:path, $params:ty, $blocks:literal;)*) => {
+        $(
+            #[doc = concat!("[`", stringify!($kernel), "`].")]
+            ///
+            /// # Safety
+            /// As of the other entries.
+            #[kernel(threads = 128, blocks_per_sm = $blocks)]
+            pub unsafe fn $name(params: $params) {
+                // SAFETY: as in the other entries.
+                let mut wg = unsafe { Warpgroup::enter() };
+                $kernel(&mut wg, &params);
+            }
+        )*
+    };
+}
+
+convolutions! {
+    convolve_f32 = convolve::<f32>, ConvolveParams, 8;
+    convolve_bf16 = convolve::<bf16>, ConvolveParams, 8;
+    convolve_f16 = convolve::<f16>, ConvolveParams, 8;
+    convolve_back_f32 = convolve_back::<f32>, ConvolveBackParams, 5;
+    convolve_back_bf16 = convolve_back::<bf16>, ConvolveBackParams, 5;
+    convolve_back_f16 = convolve_back::<f16>, ConvolveBackParams, 5;
 }

@@ -6,7 +6,8 @@
 //! coroutine that performs the whole operation, and a barrier is a barrier.
 //!
 //! Kernels, in the order of a forward step: [`prep`], [`scan`], [`fixup`]; those of a backward step are in
-//! [`backward`]. What differs between KDA and GDN is the type parameter [`gate::Gate`]. How summaries travel between
+//! [`backward`]; [`convolution`] is what a layer does to q, k and v before. What differs between KDA and GDN is the type
+//! parameter [`gate::Gate`]. How summaries travel between
 //! PEs is [`protocol`] (rules) and [`comm`] (the rules applied inside a kernel); [`comm_bench`] measures it. [`conformance`]
 //! has a small kernel for each operation of tiles.
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, asm_experimental_arch))]
@@ -15,6 +16,7 @@ pub mod backward;
 pub mod comm;
 pub mod comm_bench;
 pub mod conformance;
+pub mod convolution;
 pub mod element;
 #[cfg(target_arch = "nvptx64")]
 pub mod entry;

@@ -158,6 +158,7 @@ pub(super) fn sending_entries() -> Vec<String> {
             FixParams::device_entry(Op::Kda, dtype),
             ScanBackParams::device_entry(Op::Kda, dtype),
         ]);
+        names.extend(super::convolution::sending_entries(dtype));
     }
     names
 }
@@ -165,7 +166,7 @@ pub(super) fn sending_entries() -> Vec<String> {
 /// Names of the others that there are for every device.
 #[cfg(feature = "cuda")]
 pub(super) fn local_entries() -> Vec<String> {
-    let mut names = vec![ReduceParams::device_entry(Op::Kda, Dtype::F32)];
+    let mut names = vec![ReduceParams::device_entry(Op::Kda, Dtype::F32), super::convolution::local_entry()];
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         for op in [Op::Kda, Op::Gdn] {
             names.extend([PrepParams::device_entry(op, dtype), GradParams::device_entry(op, dtype)]);

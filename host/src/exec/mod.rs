@@ -4,6 +4,7 @@
 //! the caller is reached by kernels, gives scratch memory, and holds the step's tables and words in one block.
 
 pub mod conformance;
+mod convolution;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -17,6 +18,7 @@ use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::TrapRecord;
 use kernels_gpu::tile::host::{Checker, Fault};
 
+pub use convolution::ConvolutionSlot;
 pub use image::{Image, Part};
 pub use kernels::Kernel;
 #[cfg(feature = "cuda")]
@@ -120,6 +122,8 @@ pub enum Slot {
     DDtBias,
     DBeta,
     DInitialState,
+    /// Of a short convolution: which one of the call, and which of its tensors.
+    Convolution(u8, ConvolutionSlot),
 }
 
 /// Scratch memory of a step, kept from call to call.
@@ -155,6 +159,10 @@ pub enum Scratch {
     ALogShares,
     /// Backward: each chunk's share of the gradient of dt_bias.
     DtBiasShares,
+    /// Short convolution, backward: gradients that came from the PEs after this one.
+    ConvolutionAfter,
+    /// Short convolution, backward: shares of the gradients of weights and bias, of one convolution of the call.
+    ConvolutionShares(u8),
 }
 
 /// Memory of a device, see [`Executor::keep`].

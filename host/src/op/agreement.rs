@@ -30,6 +30,11 @@ pub(super) struct Agreement {
 }
 
 impl Agreement {
+    /// On these names and values.
+    pub fn of(fields: Vec<(String, String)>) -> Self {
+        Self { fields }
+    }
+
     pub fn new(plan: &Plan, inputs: &Inputs<'_>, dims: &Dims, config: &Config) -> Self {
         let field = |name: &str, value: String| (name.to_owned(), value);
         let gate = match inputs.gate {

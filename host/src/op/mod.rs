@@ -17,6 +17,7 @@ mod agreement;
 mod backward;
 mod channel;
 mod config;
+pub mod convolution;
 mod error;
 mod forward;
 mod report;
@@ -34,6 +35,7 @@ use kernels_gpu::params::StepStats;
 use kernels_gpu::protocol::ChannelLayout;
 
 pub use config::{Config, Device, MWire, Mode, Recompute, Transport};
+pub use convolution::ShortConvolution;
 pub use error::{ExpiredWait, OpError};
 pub use report::{KernelTime, Report};
 pub use saved::{Saved, SavedHandle};

@@ -256,7 +256,7 @@ pub fn join(plan: &Plan, whole: &Inputs<'_>, parts: Vec<Forward>) -> Whole {
 }
 
 /// Tokens `first .. last` of every row of `[B,T,..]`.
-fn take_tokens(x: &TensorView<'_>, first: usize, last: usize) -> Tensor {
+pub(super) fn take_tokens(x: &TensorView<'_>, first: usize, last: usize) -> Tensor {
     let shape = x.shape();
     let row: usize = shape[2..].iter().product();
     let ranges = (0..shape[0]).map(|b| (b * shape[1] + first) * row..(b * shape[1] + last) * row);
@@ -284,7 +284,7 @@ fn put_rows(to: &mut Tensor, part: &Tensor, rows: &[usize]) {
 }
 
 /// Rows `rows` of the outermost dimension.
-fn take_rows(x: &TensorView<'_>, rows: &[usize]) -> Tensor {
+pub(super) fn take_rows(x: &TensorView<'_>, rows: &[usize]) -> Tensor {
     let row: usize = x.shape()[1..].iter().product();
     let mut taken = x.shape().to_vec();
     taken[0] = rows.len();

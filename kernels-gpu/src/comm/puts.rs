@@ -5,7 +5,7 @@
 
 use super::{Link, Port, Targets};
 use crate::params::{Array, Way};
-use crate::protocol;
+use crate::protocol::{self, Message};
 use crate::tile::{OperandElement, Place, Put, Shared, Warpgroup};
 
 impl Port<'_> {
@@ -84,5 +84,22 @@ impl Port<'_> {
         }
         wg.finish_puts();
         true
+    }
+
+    /// Puts the message that lies complete at `from` in this PE's own symmetric memory.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn put_message(&self, wg: &mut Warpgroup<'_>, message: &Message, from: u64) {
+        let layout = &self.channel.layout;
+        let slot = message.slot(layout);
+        let signal = layout.signal(message.source, message.row, message.block);
+        wg.put_signal(&Put {
+            pe: message.dest,
+            from,
+            to: self.place(wg, self.channel.payload, message.dest, slot.offset),
+            bytes: slot.bytes,
+            signal: self.word_place(wg, message.dest, signal),
+            value: message.epoch,
+        });
+        wg.finish_puts();
     }
 }

@@ -147,12 +147,50 @@ pub fn publish<M: Medium>(medium: &M, layout: &ChannelLayout, written: Writable)
     medium.store_local(layout.sent(dest, row, block, parity(epoch)), epoch);
 }
 
+/// Notes that one of the `parts` of a message is written, each by a block that called [`before_write`] itself; the last one
+/// tells the receiver. Returns whether this was it.
+///
+/// `count` adds 1 to a counter of this message alone, zero before the first part, with acquire and release ordering among
+/// this PE's blocks, and returns the sum.
+pub fn publish_part<M: Medium>(
+    medium: &M,
+    layout: &ChannelLayout,
+    written: Writable,
+    parts: u64,
+    count: impl FnOnce() -> u64,
+) -> bool {
+    // Release: this part's writes, and its look at `sent`, come before the count. Acquire: the last one sees all counts, so
+    // that all of them come before its signal and before what it notes in `sent`.
+    if count() != parts {
+        return false;
+    }
+    publish(medium, layout, written);
+    true
+}
+
 /// Notes that something other than this PE's store fills the slot in this epoch (a put that brings its own signal, or a
 /// collective that the host issues with its own synchronisation), so that the next push into it awaits the receiver's ack.
 pub fn leave_to_exchange<M: Medium>(medium: &M, layout: &ChannelLayout, writable: Writable) {
     let Message { dest, row, block, epoch, .. } = writable.0;
     // No ordering: read by this PE's later kernels only, see `before_write`.
     medium.store_local(layout.sent(dest, row, block, parity(epoch)), epoch);
+}
+
+/// As [`publish_part`] for a message that is put with its own signal: the last one notes that it is about to be, as
+/// [`leave_to_exchange`] does, and puts it.
+pub fn leave_part<M: Medium>(
+    medium: &M,
+    layout: &ChannelLayout,
+    written: Writable,
+    parts: u64,
+    count: impl FnOnce() -> u64,
+) -> bool {
+    // As in `publish_part`, with the put in place of the signal.
+    if count() != parts {
+        return false;
+    }
+    leave_to_exchange(medium, layout, written);
+    true
 }
 
 /// Sends one message where a single thread does everything: waits for the slot, lets `write` fill it, publishes it.

@@ -9,9 +9,11 @@
 //! * Every warpgroup of a block allocates the same shared tiles in the same order, before its work loop.
 //! * A shared tile's element type says how values are rounded when they are stored; products accumulate in f32.
 
+mod convolution;
 mod pairs;
 mod put;
 
+pub use convolution::{CONVOLUTION_CHANNELS, ConvolutionBack, ConvolutionRun, MAX_TAPS};
 pub use pairs::Pairs;
 pub use put::{Place, Put};
 

@@ -398,13 +398,12 @@ fn run_as(
         #[cfg(feature = "cuda")]
         Device::Cuda => {
             use super::super::gpus::GpuOfPe;
-            let mut on = GpuOfPe::start(pe, setup.heap_bytes(pe.size())?).map_err(OpError::from)?;
-            let mine =
-                all_groups(setup, |group| measure::group(pe, || on.executor(setup.transport), setup, group, shown));
+            let on = GpuOfPe::start(pe, setup.transport, setup.heap_bytes(pe.size())?).map_err(OpError::from)?;
+            let mine = all_groups(setup, |group| measure::group(pe, || on.executor(), setup, group, shown));
             let version = on.nvshmem.version().to_string();
             match &mine {
-                Ok(_) => on.nvshmem.close().map_err(|error| OpError::from(ExecError::from(error)))?,
-                Err(_) => on.nvshmem.abandon(),
+                Ok(_) => on.close().map_err(OpError::from)?,
+                Err(_) => on.abandon(),
             }
             (mine?, Some(version))
         }

@@ -11,6 +11,7 @@
 
 mod acc;
 mod backward;
+mod convolution;
 mod fragment;
 mod global;
 mod ops;

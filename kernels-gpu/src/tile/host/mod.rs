@@ -11,6 +11,7 @@
 mod acc;
 mod backward;
 pub mod check;
+mod convolution;
 mod global;
 mod launch;
 mod ops;
