@@ -61,6 +61,39 @@
 //! # }
 //! ```
 //!
+//! # Training
+//! [`op::ContextParallel::forward_saving`] returns what [`op::ContextParallel::backward`] takes: the states that this PE received,
+//! and no more unless asked to. Gradients of states flow from the end of a sequence to its start, over the same plan
+//! [the other way round](plan::Plan::mirrored): each PE walks its tokens backward from a zero gradient, sends the result, goes on with
+//! what needs no other PE, and then walks from what has arrived. [`op::whole::backward`] does it for tensors in one process.
+//! ```
+//! use deltalink::{gradients::Upstream, inputs::Inputs, op::Config, op::whole, plan::Cuts, plan::Plan};
+//! use deltalink::world::WorldOptions;
+//! use ndarray::{Array3, Array4};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let x = Array4::from_shape_fn((1, 90, 2, 16), |(_, t, h, c)| ((5 * t + 3 * h + c) as f32).cos());
+//! let log_decay = Array4::from_elem((1, 90, 2, 16), -0.02_f32);
+//! let beta = Array3::from_elem((1, 90, 2), 0.25_f32);
+//! let inputs = Inputs { l2norm: true, ..Inputs::kda(&x, &x, &x, &log_decay, &beta)? };
+//!
+//! // The gradient of sum(o^2) / 2 is o itself; three PEs.
+//! let plan = Plan::batch(1, 90, &Cuts::equal(3))?;
+//! let o = whole::forward(&plan, &inputs, &Config::default(), &WorldOptions::default())?.o;
+//! let upstream = Upstream { d_o: o.view(), d_final_state: None };
+//! let found = whole::backward(&plan, &inputs, &upstream, &Config::default(), &WorldOptions::default())?;
+//! assert_eq!(found.gradients.dq.shape, [1, 90, 2, 16]);
+//! // The last PE receives a state and no gradient: it keeps the state until it goes backward.
+//! assert_eq!(found.saved_bytes[2], 2 * 16 * 16 * 4);
+//! # let p = deltalink::reference::Problem::new(&inputs, None)?;
+//! # let expected = deltalink::reference::backward(&p, &upstream)?;
+//! # for checked in deltalink::compare::gradients(&inputs, &p, &found.gradients.to_f64(), &expected) {
+//! #     assert!(checked.mismatch.is_none(), "{checked:?}");
+//! # }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Modules
 //! * [`inputs`], [`tensor`]: what a call gets. [`plan`]: who holds which tokens and who needs whose summary.
 //! * [`op`]: the operation, its modes, and its reports. [`exec`]: launching kernels, here on the CPU.

@@ -139,6 +139,44 @@ fn torchruns_variables_make_a_world() {
 }
 
 #[test]
+fn torchruns_own_variables_are_enough() {
+    // What torchrun itself sets, with the name of a host; the PEs meet beside its port, which it keeps for its own use.
+    let beside: u16 = free_port().parse().expect("a port");
+    let master = (beside - 77).to_string();
+    let variables = move |rank: usize, size: usize| {
+        let mut variables = torchrun(rank, size);
+        variables.retain(|(name, _)| !name.starts_with("MASTER_"));
+        variables.extend([("MASTER_ADDR", "localhost".to_owned()), ("MASTER_PORT", master.clone())]);
+        variables.push(("LOCAL_RANK", rank.to_string()));
+        variables
+    };
+    all_succeed("put-signal", 3, &variables);
+}
+
+#[test]
+fn a_step_of_slurm_without_its_number_of_tasks_uses_the_jobs() {
+    let variables = |rank: usize, size: usize| {
+        let mut variables = slurm(rank, size);
+        variables.retain(|(name, _)| !matches!(*name, "SLURM_STEP_NUM_TASKS" | "SLURM_NTASKS" | "SLURM_STEP_ID"));
+        // As older versions name the step.
+        variables.extend([("SLURM_NTASKS", size.to_string()), ("SLURM_STEPID", "0".to_owned())]);
+        variables
+    };
+    all_succeed("gathers", 3, &variables);
+}
+
+#[test]
+fn processes_of_one_rank_are_told_that_they_are_two() {
+    // As when a launcher's variables are inherited by two processes: both take themselves for PE 1.
+    let runtime = tempfile::tempdir().expect("folder");
+    let ranks = [0, 1, 1];
+    let outputs = finish(ranks.map(|rank| start("barriers", SHORT * 5, slurm(rank, 3), &runtime)).into());
+    let said: String = outputs.iter().map(text).collect();
+    assert!(outputs.iter().any(|output| !output.status.success()), "{said}");
+    assert!(said.contains("PE 1 has already joined, as process"), "{said}");
+}
+
+#[test]
 fn a_world_in_the_same_job_follows_one_that_was_killed() {
     let runtime = tempfile::tempdir().expect("folder");
     // PE 0 posts its note and waits for a PE that does not come, until it is killed.

@@ -11,7 +11,7 @@ use deltalink::file::InputFile;
 use deltalink::generate::{BetaKind, Decay, GateKind, Keys, Spec};
 use deltalink::inputs::{Op, StateLayout};
 use deltalink::op::{Config, ContextParallel, Mode, OpError, Recompute, Saved, whole};
-use deltalink::plan::{Cuts, Plan};
+use deltalink::plan::{Cuts, Exchange, Plan, Sizes};
 use deltalink::reference::Problem;
 use deltalink::tensor::Dtype;
 use deltalink::world::{WorldOptions, run_threads};
@@ -264,6 +264,9 @@ fn what_is_saved_does_not_grow_with_tokens_unless_asked_to() {
     let (state, m) = (2 * 32 * 48 * 4, 2 * 32 * 32 * 4);
     assert_eq!(bytes(90, Recompute::All), [0, state + m, state]);
     assert_eq!(bytes(360, Recompute::All), [0, state + m, state]);
+    let sizes = Sizes { hv: 2, k: 32, v: 48, m_bytes: 4 };
+    let plan = plan_of(None, 1, 90, &Cuts::equal(3));
+    assert_eq!([0, 1, 2].map(|rank| plan.saved_bytes(rank, &sizes, Exchange::Push)), [0, state + m, state]);
     // One chunk of 64 on each PE, then two.
     let record = 2 * (64 * (3 * 32 + 2 * 64) + 32) * 4;
     assert_eq!(bytes(90, Recompute::States), [record, record + state + m, record + state]);

@@ -64,6 +64,9 @@ pub struct Args {
     /// Nodes x GPUs of each: 8x8 is 8 nodes of 8 GPUs. Nodes are linked by InfiniBand. [default: one node]
     #[arg(long, value_name = "NODESxGPUS")]
     pub topology: Option<Topology>,
+    /// Count what training needs as well: messages of the backward pass, and heap for both directions.
+    #[arg(long)]
+    pub backward: bool,
     /// Also write the whole plan as JSON to FILE; - writes JSON, and nothing else, to standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<JsonTarget>,
@@ -130,7 +133,13 @@ pub struct Report {
     pub push: Vec<Message>,
     /// Messages of mode exact.
     pub chain: Vec<Message>,
-    /// Symmetric heap of each PE, in bytes.
+    /// Messages of the backward pass in modes overlap and bulk, with `--backward`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub back: Option<Vec<Message>>,
+    /// Bytes that each PE keeps between a forward and a backward call in these modes, by rank; with `--backward`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saved: Option<Vec<usize>>,
+    /// Symmetric heap of each PE, in bytes; with `--backward` of both directions.
     pub heap: HeapBytes,
     /// Nodes and GPUs of each.
     pub topology: Topology,
@@ -184,7 +193,11 @@ pub fn report(args: &Args) -> Result<Report, PlanCommandError> {
         sizes,
         push: plan.traffic(&sizes, Exchange::Push),
         chain: plan.traffic(&sizes, Exchange::Chain),
-        heap: plan.heap_bytes(&sizes)?,
+        back: args.backward.then(|| plan.mirrored().traffic(&sizes, Exchange::Push)),
+        saved: args
+            .backward
+            .then(|| (0..plan.pes()).map(|rank| plan.saved_bytes(rank, &sizes, Exchange::Push)).collect()),
+        heap: if args.backward { plan.heap_bytes(&sizes)?.both_directions() } else { plan.heap_bytes(&sizes)? },
         plan,
         topology,
         link: args.link,

@@ -55,7 +55,7 @@ How to read the result:
   compute            time in kernels, waits not counted
   exposed wait       time in which a worker only waited for other PEs
   rel. RMS, largest  |found - expected| / |expected|, and the largest single difference
-  saved              device memory that a PE keeps between its forward and its backward call, in bytes
+  saved              bytes that a PE keeps between its forward and its backward call
   transition weight  largest |M S_in| / |S_out|: how much of a state came from an earlier PE. Near 0
                      a wrong transition M would not show in the errors.
 

@@ -3,7 +3,7 @@
 use super::{Checked, Error, mismatch};
 use crate::file::InputFile;
 use crate::gradients::Gradients;
-use crate::inputs::{Inputs, Op};
+use crate::inputs::{Beta, Inputs, Op};
 use crate::reference::Problem;
 use crate::tensor::Dtype;
 
@@ -52,7 +52,8 @@ fn negligible(dtype: Dtype) -> f64 {
 /// A tensor is right if its relative RMS error is within [`gradient_tolerance`], or if every element is off by at most the
 /// tolerance times its size plus what is allowed whatever its size: of gradients of the gate, 2e-5 (f32) or a unit roundoff
 /// (16-bit types) times `max(max|q dq|, max|k dk|)`, the sum over all channels for the one decay of a GDN head, or what the
-/// decay of a first token scales, the products of h0 and dh0; of the others, next to nothing. So a gradient that is exactly zero, as
+/// decay of a first token scales, the products of h0 and dh0; of steps in 16 bits, a unit roundoff of each of the products of
+/// v and dv that make it up; of the others, next to nothing. So a gradient that is exactly zero, as
 /// that of the decay of a single token is, may be found as rounding errors.
 ///
 /// # Panics
@@ -137,6 +138,7 @@ struct Floors {
     raw: f64,
     dt_bias: f64,
     a_log: f64,
+    beta: f64,
     others: f64,
 }
 
@@ -163,12 +165,17 @@ impl Floors {
         });
         let dg = dg_floor(inputs.dtype()) * terms.max(state);
         let (raw, a_log) = p.gate_steepness();
+        let beta = match inputs.dtype() {
+            Dtype::F32 => 0.0,
+            dtype => 4.0 * dg_floor(dtype) * get("dv").map_or(0.0, |dv| largest(&mut step_terms(inputs, p.dims.v, dv))),
+        };
         let others = negligible(inputs.dtype()) * largest(&mut expected.iter().flat_map(|(_, x)| x.iter().copied()));
         Self {
             dg,
             raw: dg * raw,
             dt_bias: dg * raw * tokens.sqrt(),
             a_log: dg * a_log * (tokens * channels).sqrt(),
+            beta,
             others,
         }
     }
@@ -179,16 +186,31 @@ impl Floors {
             "dg_raw" => self.raw,
             "ddt_bias" => self.dt_bias,
             "dA_log" => self.a_log,
+            "dbeta" | "dbeta_logits" => self.beta,
             _ => 0.0,
         };
         gate.max(self.others)
     }
 }
 
+/// `beta dbeta` of a token is the sum over channels of `v dv`, less what the step erases, which is about as large: the sums of
+/// squares of these terms, for dbeta over beta, for logits as they are (their slope is at most beta).
+fn step_terms(inputs: &Inputs<'_>, v: usize, dv: &[f64]) -> impl Iterator<Item = f64> {
+    dv.chunks(v).enumerate().map(move |(row, dv)| {
+        let squares = dv.iter().enumerate().map(|(i, dv)| (dv * inputs.v.get(row * v + i)).powi(2));
+        let beta = match &inputs.beta {
+            Beta::Given(beta) => beta.get(row).abs(),
+            Beta::Logits { .. } => 1.0,
+        };
+        let terms = squares.sum::<f64>().sqrt();
+        if beta == 0.0 { 0.0 } else { terms / beta }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::{Decay, GateKind, Spec};
+    use crate::generate::{BetaKind, Decay, GateKind, Spec};
     use crate::reference::backward;
 
     fn solve(spec: &Spec, test: impl FnOnce(&Inputs<'_>, &Problem, Gradients<Vec<f64>>)) {
@@ -247,6 +269,18 @@ mod tests {
             let zero = vec![0.0; expected.dk.len()];
             assert_eq!(wrong(inputs, p, &Gradients { dk: zero, ..expected.clone() }, &expected), ["dk"]);
         });
+    }
+
+    #[test]
+    fn allowances_in_16_bits_hide_no_wrong_factor() {
+        for beta in [BetaKind::Standard, BetaKind::Logits] {
+            let spec = Spec { t: 20, k: 16, v: 16, beta, dtype: Dtype::Bf16, initial_state: true, ..Spec::default() };
+            solve(&spec, |inputs, p, expected| {
+                let scaled = expected.map(|x| x.iter().map(|x| 1.1 * x).collect::<Vec<_>>());
+                let names: Vec<&str> = expected.named(inputs).iter().map(|(name, _)| *name).collect();
+                assert_eq!(wrong(inputs, p, &scaled, &expected), names);
+            });
+        }
     }
 
     #[test]

@@ -60,17 +60,21 @@ pub(super) fn timeline(title: &str, rank: usize, stamps: &[Stamp], asked: u64, h
             x if x == StampKind::Wait as u32 => ("wait", Kind::Wait),
             x if x == StampKind::SlotWait as u32 => ("slot_wait", Kind::Wait),
             x if x == StampKind::Merge as u32 => ("merge", Kind::Compute),
+            x if x == StampKind::States as u32 => ("states", Kind::Compute),
+            x if x == StampKind::ScanBack as u32 => ("scan_back", Kind::Compute),
+            x if x == StampKind::Grad as u32 => ("grad", Kind::Compute),
+            x if x == StampKind::Reduce as u32 => ("reduce", Kind::Compute),
             _ => ("fix_out", Kind::Compute),
         };
-        let chunk = matches!(name, "prep" | "fix_out").then_some(stamp.part);
+        let chunk = matches!(name, "prep" | "fix_out" | "grad").then_some(stamp.part);
         let bytes = (stamp.bytes > 0).then_some(stamp.bytes);
         trace.events.push(Event {
             name: name.into(),
             kind,
             pe: rank as u32,
-            // Blocks of `prep` are many and short; what matters is which worker ran them, and blocks of the other
-            // kernels stay on one.
-            track: if name == "prep" { 0 } else { stamp.block },
+            // Blocks of kernels without tickets are many and short; what matters is which worker ran them, and blocks of the
+            // other kernels stay on one.
+            track: if matches!(name, "prep" | "grad" | "reduce") { 0 } else { stamp.block },
             start_ns: stamp.start_ns,
             end_ns: stamp.end_ns,
             args: Args { head: Some(stamp.head % hv as u32), chunk, bytes },

@@ -71,6 +71,11 @@ impl HeapBytes {
     pub fn total(&self) -> usize {
         self.slots + self.words
     }
+
+    /// Of training: gradients of states have slots and words of their own, laid out like those of states.
+    pub fn both_directions(&self) -> Self {
+        Self { slots: 2 * self.slots, words: 2 * self.words }
+    }
 }
 
 /// Symmetric heap that every PE of a group of `pes` needs, the same on all: that of [`ChannelLayout`] with a row for each
@@ -91,7 +96,8 @@ pub fn heap_bytes(pes: usize, lanes: usize, sizes: &Sizes) -> Result<HeapBytes, 
 }
 
 impl Plan {
-    /// Every message of one forward call, ordered by sender, sequence and receiver.
+    /// Every message of one forward call, ordered by sender, sequence and receiver; of a [mirrored](Plan::mirrored) plan, of a
+    /// backward call.
     pub fn traffic(&self, sizes: &Sizes, exchange: Exchange) -> Vec<Message> {
         let mut messages = Vec::new();
         for (from, rank) in self.ranks.iter().enumerate() {
@@ -111,6 +117,18 @@ impl Plan {
             }
         }
         messages
+    }
+
+    /// Bytes of device memory that rank `rank` keeps from a forward call to its backward call, if everything is
+    /// computed again: the states that it received, and its M where it passes gradients on with it (not in mode exact).
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn saved_bytes(&self, rank: usize, sizes: &Sizes, exchange: Exchange) -> usize {
+        let received = self.ranks[rank].receiving().count();
+        let passes_on = self.ranks[rank].receiving().any(|(segment, _)| segment.send.is_some());
+        let m = if passes_on && exchange == Exchange::Push { sizes.m_bytes() } else { 0 };
+        received * (sizes.s_bytes() + m)
     }
 
     /// [`heap_bytes`] for this plan.

@@ -24,6 +24,7 @@ mod subset;
 mod threads;
 #[cfg(feature = "cuda")]
 pub mod virtual_pes;
+mod watch;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -35,6 +36,7 @@ pub use error::{RunError, WorldError};
 pub use launch::{ExitReport, Launch, PeExit, spawn};
 pub use segment::MAX_SIZE;
 pub use threads::run_threads;
+pub use watch::Watch;
 
 use crate::heap::Heap;
 use segment::Segment;

@@ -55,8 +55,10 @@ impl<'pe> Nvshmem<'pe> {
 
         let bytes = pool_bytes.max(1).next_multiple_of(ALIGN);
         gpu.make_current()?;
+        let watch = pe.watch("NVSHMEM's allocation of symmetric memory (nvshmem_malloc)");
         // SAFETY: NVSHMEM has started; all PEs make this call, with the size that their program asks for.
         let pool = unsafe { (library.malloc)(bytes) } as u64;
+        drop(watch);
         let (free, total) = gpu.free_memory()?;
         let mine = [u64::from(pool != 0), free as u64, total as u64];
         agree(pe, "symmetric memory", bytemuck::bytes_of(&mine), |rank, answer| {
@@ -227,6 +229,8 @@ fn initialise(pe: &Pe, gpu: &Gpu, library: &Library, id: UniqueId) -> Result<(),
     let (rank, size) = (pe.rank(), pe.size());
     let mut attr = InitAttr::new();
     gpu.make_current()?;
+    // NVSHMEM's start waits for the other PEs, and for the network, without a bound.
+    let watch = pe.watch("the start of NVSHMEM (nvshmemx_hostlib_init_attr)");
     // SAFETY: structures with their version words; `id` outlives the start, to which `attr` refers. The GPU's context is
     // current, as NVSHMEM asks, and all PEs have the same library and identifier and make these calls.
     let (call, code) = unsafe {
@@ -235,6 +239,7 @@ fn initialise(pe: &Pe, gpu: &Gpu, library: &Library, id: UniqueId) -> Result<(),
             code => ("nvshmemx_set_attr_uniqueid_args", code),
         }
     };
+    drop(watch);
     agree(pe, "start", &code.to_ne_bytes(), |rank, code| {
         let code = code.try_into().map_or(-1, c_int::from_ne_bytes);
         if code == 0 { Ok(()) } else { Err(NvshmemError::Call { call, rank, code }) }

@@ -7,6 +7,8 @@ fn help_teaches() {
     insta::assert_snapshot!("help", succeeds(&deltalink(&["--help"])));
     insta::assert_snapshot!("help_run", succeeds(&deltalink(&["help", "run"])));
     insta::assert_snapshot!("help_verify", succeeds(&deltalink(&["help", "verify"])));
+    insta::assert_snapshot!("help_doctor", succeeds(&deltalink(&["help", "doctor"])));
+    insta::assert_snapshot!("help_bench_comm", succeeds(&deltalink(&["help", "bench", "comm"])));
 }
 
 #[test]
@@ -24,6 +26,9 @@ fn usage_errors_have_exit_code_2() {
         (&["verify", "--pes", "9"], "9 is not in 1..=8"),
         (&["verify", "--case", "99999"], "there is no case 99999; cases are numbered 0 to"),
         (&["plan", "--pes", "4", "--tokens", "3", "--heads", "1"], "there are only 3 tokens to share out"),
+        (&["bench", "comm", "--sizes", "48"], "a message has a power of two of bytes, from 16 to 1M"),
+        (&["bench", "comm", "--blocks", "129"], "129 is not in 1..=128"),
+        (&["bench", "comm", "--pes", "5"], "5 PEs cannot be paired"),
         (&["trace", "absent.json"], "cannot read the trace absent.json"),
     ] {
         let output = deltalink(args);

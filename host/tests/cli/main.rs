@@ -1,13 +1,16 @@
 //! The `deltalink` binary as a user meets it.
 
 mod bad_input;
+mod bench;
 mod bench_op;
+mod doctor;
 mod files;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod help;
 mod processes;
 mod run;
+mod verify;
 
 use std::process::{Command, Output};
 

@@ -177,6 +177,72 @@ fn verify_checks_a_case() {
     assert!(table.contains("All 1 cases are right (seed 3)."), "{table}");
 }
 
+/// The errors of gradients, overall and by PE, of every input.
+#[test]
+fn gradients_are_checked_too() {
+    for world in ["threads", "processes"] {
+        let args = ["run", "--backward", "--recompute", "states", "--pes", "3", "--world", world, "--json", "-"];
+        let all: Value = serde_json::from_str(&succeeds(&deltalink(&args))).unwrap();
+        for report in all.as_array().unwrap() {
+            assert_eq!(report["passed"], true, "{report}");
+            let raw = report["error"].get("dg_raw").is_some();
+            let mut names = vec!["dq", "dk", "dv", "dbeta", if raw { "dg_raw" } else { "dg" }];
+            for what in ["error", "error_vs_one_pe", "error_vs_file"] {
+                let parameters: &[&str] = if raw { &["dA_log", "ddt_bias"] } else { &[] };
+                for name in names.iter().chain(parameters) {
+                    let error =
+                        report[what][name]["rel_rms"].as_f64().unwrap_or_else(|| panic!("{what} of {name}: {report}"));
+                    assert!(error < 1e-4, "{what} of {name}: {error}");
+                }
+            }
+            names.sort_unstable();
+            for pe in report["pe"].as_array().unwrap() {
+                let found: Vec<&String> = pe["error"].as_object().unwrap().keys().collect();
+                assert_eq!(found, names, "{pe}");
+                assert!(pe["backward"]["saved_bytes"].as_u64().unwrap() > 0, "{pe}");
+            }
+            let sent = |pe: usize| report["pe"][pe]["backward"]["bytes_sent"].as_u64().unwrap();
+            assert!(sent(0) == 0 && sent(1) > 0 && sent(2) > 0, "{report}");
+        }
+    }
+    let text = succeeds(&deltalink(&["run", "--backward", "--op", "kda", "--pes", "2"]));
+    for part in ["backward:", "rel. RMS against", "its part on PE 1", "the file"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn gradients_go_to_the_output_and_the_timeline() {
+    let problem = Problem::new(40);
+    let (output, trace) = (argument(&problem.path("y.safetensors")), argument(&problem.path("trace.json")));
+    succeeds(&deltalink(&["run", "--backward", "--op", "kda", "--output", &output, "--trace", &trace]));
+    let bytes = std::fs::read(&output).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    for (name, shape) in [("dq", vec![1, 512, 2, 64]), ("dbeta", vec![1, 512, 2]), ("dA_log", vec![2])] {
+        assert_eq!(tensors.tensor(name).unwrap().shape(), shape, "{name}");
+    }
+    let trace = std::fs::read_to_string(&trace).unwrap();
+    for kernel in ["scan_back", "grad", "states", "fix_out"] {
+        assert!(trace.contains(&format!("\"{kernel}\"")), "{kernel} is not in the timeline");
+    }
+}
+
+#[test]
+fn an_input_without_upstream_gradients_is_refused() {
+    let problem = Problem::new(40);
+    let output = deltalink(&["run", "--backward", "--input", &problem.input()]);
+    assert_eq!(output.status.code(), Some(2));
+    let message = stderr(&output);
+    assert!(message.contains("has no tensor do, the gradient of the loss with respect to o"), "{message}");
+}
+
+#[test]
+fn verify_checks_gradients() {
+    let report: Value =
+        serde_json::from_str(&succeeds(&deltalink(&["verify", "--backward", "--case", "412", "--json", "-"]))).unwrap();
+    assert_eq!((&report["backward"], &report["passed"]), (&true.into(), &true.into()), "{report}");
+    assert!(report["groups"][0]["gradients"].as_f64().unwrap() > 0.0, "{report}");
+}
 #[test]
 fn repetitions_are_held_against_the_first() {
     for world in ["threads", "processes"] {

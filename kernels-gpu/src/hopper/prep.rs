@@ -654,6 +654,8 @@ unsafe fn finish(p: &PrepParams, at: &Place) {
             ptx::cp_async_bulk_global_shared(record.wrapping_add(RECORD_AQK as usize), base + AQK, PANEL);
             ptx::cp_async_bulk_commit_group();
         }
+        // The first warp's lanes meet again before the product, which whole warps start.
+        warp::sync();
         // w, each warpgroup 64 channels.
         let (half, warp, lane) = (at.thread / 128, (at.thread % 128) / 32, ptx::laneid());
         let (a, kb) = (by_rows(base + A), by_columns(base + KB + half * PANEL, PANEL));

@@ -379,6 +379,9 @@ fn feed<const N: usize>(
         // SAFETY: three whole warps.
         unsafe { carry(wg, p, pipeline, item, segment, first_number, t - 32) };
     }
+    // The first warp's lanes meet again: a barrier of the block counts warps, and would count this one twice.
+    // SAFETY: by all lanes.
+    unsafe { warp::sync() };
 }
 
 /// # Safety
@@ -455,7 +458,7 @@ impl Tokens {
     }
 }
 
-/// Brings v of a chunk as soon as the outputs that lay in its place are taken away, and announces that of the chunk before,
+/// Brings v of a chunk as soon as the outputs that lay in its place are taken away, and announces that of an earlier chunk,
 /// which has had time to arrive.
 ///
 /// # Safety
@@ -471,6 +474,8 @@ unsafe fn carry<const N: usize>(
     t: u32,
 ) {
     let stages = scan_stages(N);
+    // Chunks between starting a copy and announcing it: with three stages two are under way.
+    let ahead = stages - 1;
     let lane = ptx::laneid();
     let row = p.tables.sizes.hv as usize * CHANNELS;
     let is_state = p.channel.layout.is_state(item.first_block);
@@ -481,11 +486,15 @@ unsafe fn carry<const N: usize>(
     let tokens = Tokens::of(wg, p, segment);
     let mut index = 0;
     while index < segment.chunks + stages {
-        if index > 0 && index <= segment.chunks {
-            let at = pipeline.place(first_number + index - 1);
+        if index >= ahead && index - ahead < segment.chunks {
+            let at = pipeline.place(first_number + index - ahead);
             // SAFETY: this thread's copies, then the warp's, are ordered before the arrival.
             unsafe {
-                ptx::cp_async_wait_all();
+                if ahead == 2 && index <= segment.chunks {
+                    ptx::cp_async_wait_group::<1>();
+                } else {
+                    ptx::cp_async_wait_group::<0>();
+                }
                 ptx::fence_proxy_async_shared();
                 warp::sync();
                 release(lane, at.barriers + FULL_FIRST);
@@ -520,18 +529,28 @@ unsafe fn carry<const N: usize>(
             let at = pipeline.place(first_number + index);
             let (token, len) = tokens.chunk(index);
             let from = (p.v.addr as *const u8).wrapping_add((token * row + head) * 2);
-            let mut number = t;
-            while number < N as u32 * 8 * CHUNK as u32 {
-                let (w, r, piece) = (number / (8 * CHUNK as u32), number / 8 % CHUNK as u32, number % 8);
-                let to = at.stage + RECORD + w * PANEL + r * 128 + ((piece ^ (r % 8)) << 4);
-                // Zeros beyond the chunk, and for columns of M.
-                let valid = is_state && r < len;
-                let offset = if valid { (r as usize * row + w as usize * COLUMNS as usize) * 2 } else { 0 };
-                let source = from.wrapping_add(offset + piece as usize * 16);
-                // SAFETY: a row of this chunk, or nothing.
-                unsafe { ptx::cp_async_cg_16_zfill(to, source, if valid { 16 } else { 0 }) };
-                number += CARRIERS;
+            let mut w = 0;
+            while w < N as u32 {
+                let (tile, from) =
+                    (at.stage + RECORD + w * PANEL, from.wrapping_add(w as usize * COLUMNS as usize * 2));
+                // The same pieces as above: this thread itself has taken away what it overwrites.
+                let mut number = t;
+                while number < 8 * CHUNK as u32 {
+                    let (r, piece) = (number / 8, number % 8);
+                    // Zeros beyond the chunk, and for columns of M.
+                    let valid = is_state && r < len;
+                    let source = from.wrapping_add(if valid { r as usize * row * 2 } else { 0 } + piece as usize * 16);
+                    // SAFETY: a row of this chunk, or nothing.
+                    unsafe {
+                        let to = tile + r * 128 + ((piece ^ (r % 8)) << 4);
+                        ptx::cp_async_cg_16_zfill(to, source, if valid { 16 } else { 0 });
+                    }
+                    number += CARRIERS;
+                }
+                w += 1;
             }
+            // SAFETY: of this thread's copies.
+            unsafe { ptx::cp_async_commit_group() };
         }
         index += 1;
     }

@@ -26,7 +26,7 @@ pub(super) fn findings(links: &[Vec<Link>]) -> Vec<Finding> {
         return Vec::new();
     }
     let (none, plain) = (with(Link::None), with(Link::Plain));
-    let kinds = [("NVLink", with(Link::Atomic)), ("PCIe", plain.clone()), ("none", none.clone())];
+    let kinds = [("NVLink", with(Link::Atomic)), ("PCIe", plain.clone()), ("no access", none.clone())];
     let found: Vec<String> =
         kinds
             .into_iter()

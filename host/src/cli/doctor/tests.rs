@@ -313,7 +313,7 @@ fn gpus_that_do_not_reach_each_other_are_named() {
     assert_eq!((all.status, all.found.as_str()), (Status::Note, "PCIe, all pairs"));
     let mixed = finding(&[vec![Atomic, Atomic, None], vec![Atomic, Atomic, Plain], vec![None, Plain, Atomic]]);
     assert_eq!(mixed.status, Status::Missing);
-    assert_eq!(mixed.found, "NVLink 0->1 1->0; PCIe 1->2 2->1; none 0->2 2->0");
+    assert_eq!(mixed.found, "NVLink 0->1 1->0; PCIe 1->2 2->1; no access 0->2 2->0");
     assert!(mixed.advice.expect("advice").contains("--gpus"));
 }
 

@@ -92,6 +92,18 @@ fn messages(report: &Report) -> String {
         total(&report.push),
         count(report.chain.len(), "message"),
         total(&report.chain),
+    ) + &backward(report)
+}
+
+/// The messages of the backward pass, of which the table above tells all but the M.
+fn backward(report: &Report) -> String {
+    let (Some(back), Some(saved)) = (&report.back, &report.saved) else { return String::new() };
+    format!(
+        "Backward the same ways the other way round: {}, {} in all; the last PE of a sequence sends no M.\n\
+         Kept between forward and backward: up to {} on a PE.\n",
+        count(back.len(), "message"),
+        bytes(back.iter().map(|m| m.bytes_s + m.bytes_m).sum()),
+        bytes(saved.iter().copied().max().unwrap_or(0)),
     )
 }
 
@@ -101,7 +113,8 @@ fn heap(report: &Report) -> String {
         return "Symmetric heap of each PE: none is needed.\n".into();
     }
     format!(
-        "Symmetric heap of each PE: {} (slots {}, signals and other words {}); it does not grow with the tokens.\n",
+        "Symmetric heap of each PE{}: {} (slots {}, signals and other words {}); it does not grow with the tokens.\n",
+        if report.back.is_some() { " for both directions" } else { "" },
         bytes(h.total()),
         bytes(h.slots),
         bytes(h.words),

@@ -40,6 +40,22 @@ fn cuts_between_sequences() {
 }
 
 #[test]
+fn training_takes_both_directions() {
+    let line = "--pes 3 --tokens 4096 --heads 16";
+    let text = print(&format!("{line} --backward"));
+    // S of 16 heads is 1 MiB, M in bf16 half as much: two PEs send S to the first, one of them M as well.
+    assert!(text.contains("Backward the same ways the other way round: 3 messages, 3.50 MiB in all"), "{text}");
+    assert!(text.contains("Kept between forward and backward: up to 1.50 MiB on a PE."), "{text}");
+    let json = |line: &str| serde_json::from_str::<serde_json::Value>(&print(line)).unwrap();
+    let (one, both) = (json(&format!("{line} --json -")), json(&format!("{line} --backward --json -")));
+    let slots = |report: &serde_json::Value| report["heap"]["slots"].as_u64().unwrap();
+    assert_eq!(2 * slots(&one), slots(&both));
+    assert_eq!((one.get("back"), both["back"].as_array().unwrap().len()), (None, 3));
+    assert_eq!((&both["back"][0]["from"], &both["back"][0]["bytes_m"]), (&1.into(), &(16 * 128 * 128 * 2).into()));
+    assert_eq!(both["saved"], serde_json::json!([0, 3 << 19, 1 << 20]));
+}
+
+#[test]
 fn eight_nodes_of_eight_are_cut_short_for_eyes() {
     let text = print("--pes 64 --tokens 65536 --heads 32 --topology 8x8");
     assert!(text.contains("and 24 more PEs; --json lists all"), "{text}");

@@ -84,6 +84,6 @@ fn a_partner_that_stays_away_ends_the_wait() {
         measure::all(pe, &mut cpu, &points, Sampling { warmup: 1, samples: 1 }, None).map(drop)
     });
     let error = CommBenchError::from(outcome.expect_err("PE 1 sent nothing")).to_string();
-    assert!(error.contains("with 1 blocks of 16 bytes: PE 0, step 3, waited"), "{error}");
+    assert!(error.contains("with 1 blocks of 16 bytes: PE 0, step 4, waited"), "{error}");
     assert!(error.contains("from PE 1 and found epoch 0"), "{error}");
 }
