@@ -32,11 +32,14 @@ def main():
         sys.exit(f"error: {max(pes)} PEs were asked for, and there are {len(gpus)} GPUs; a comparison needs one for each")
     raw = arguments.out / "raw"
     raw.mkdir(parents=True, exist_ok=True)
-    rows, versions, machine = [], {}, {}
+    rows, versions, machine, built_of = [], {}, {}, None
     for op in arguments.op:
         for count in pes:
             peer = results(raw / f"fla-{op}-{count}.json", fla_command(arguments, op, count), arguments)
             own = results(raw / f"deltalink-{op}-{count}.json", own_command(arguments, program, op, count), arguments)
+            for found, dim in ((peer, "dim"), (own, "key_dim")):
+                check_settings(arguments, op, found["settings"], dim)
+            built_of = own["commit"]
             versions.update(peer["versions"])
             versions["deltalink"] = own["deltalink"]
             machine = own["machine"]
@@ -44,7 +47,7 @@ def main():
     report = {
         "schema": 1,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "commit": commit(),
+        "commit": built_of or commit(),
         "command": sys.argv,
         "machine": {**machine, "gpus": gpus, "driver": asked_of_driver("driver_version")[0]},
         "versions": versions,
@@ -119,6 +122,16 @@ def results(path, command, arguments):
         if done.returncode != 0:
             sys.exit(f"error: it ended with {done.returncode}; the reason is above")
     return json.loads(path.read_text())
+
+
+def check_settings(arguments, op, found, dim):
+    """Refuses results of an earlier call with other settings."""
+    wanted = {"op": op, "heads": arguments.heads, dim: arguments.dim, "warmup": arguments.warmup,
+              "repeats": arguments.repeats}
+    for name, want in wanted.items():
+        if found[name] != want:
+            sys.exit(f"error: the folder has results with {name} = {found[name]}, {want} was asked for; "
+                     "measure again without --reuse, or into another folder")
 
 
 def rows_of(arguments, op, pes, own, peer):

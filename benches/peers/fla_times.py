@@ -183,7 +183,8 @@ def main():
         versions = {"python": platform.python_version(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
         versions.update({name: version(name) for name in packages})
         with open(arguments.json, "w") as file:
-            json.dump({"ranks": rank.count, "versions": versions, "points": points}, file, indent=1)
+            settings = {name: getattr(arguments, name) for name in ("op", "heads", "dim", "warmup", "repeats")}
+            json.dump({"ranks": rank.count, "settings": settings, "versions": versions, "points": points}, file, indent=1)
     rank.close()
 
 
