@@ -42,6 +42,7 @@ Examples:
   deltalink verify --quick                          Check many shapes, gates, cuts and modes
   deltalink plan --pes 8 --tokens 65536 --heads 32  Who would send what to whom
   deltalink bench comm                              How fast messages between PEs are
+  deltalink bench op --pes 2                        How long a step takes, kernel by kernel
   deltalink help run                                All there is to know about a subcommand
 
 Exit code: 0 all is well, 1 a result is wrong, 2 it could not be computed (and the message says why).

@@ -94,7 +94,7 @@ fn what_cannot_be_measured_is_said_once() {
         (&["--value-heads", "3", "--heads", "2"], "3"),
         (&["--gpus", "0"], "--gpus [0] was asked for with --device cpu"),
     ] {
-        // Later values of an option stand for earlier ones nowhere: leave those of the small problem out.
+        // An option is given once: the small problem's own values of these are left out.
         let kept = SMALL.chunks(2).filter(|pair| !extra.contains(&pair[0])).flatten().copied();
         let args: Vec<&str> = kept.chain(extra.iter().copied()).chain(world).collect();
         let output = deltalink(&args);

@@ -1,14 +1,10 @@
 //! `deltalink bench op`: how long a step takes on the device, and what share of it is waiting.
 //!
-//! `inputs` makes a PE's tensors, `measure` runs the operation on one PE, `work` has the formulas of what it computes and
+//! `setup` says what is measured, `inputs` makes a PE's tensors, `measure` runs the operation on one PE, `work` has the formulas of what it computes and
 //! moves, `report` tells. Only this file knows what PEs are.
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::Duration;
-
-use kernels_gpu::params;
-use kernels_gpu::protocol::ChannelLayout;
 
 use super::super::gpus::{GpuChoice, GpusError};
 use super::super::options::{DEVICES, DTYPES, M_WIRES, MODES, OPS, RECOMPUTES, TRANSPORTS, chunk, one_of};
@@ -21,20 +17,21 @@ use crate::exec::ExecError;
 use crate::exec::cpu::Cpu;
 use crate::file::{FileError, check_writable};
 use crate::inputs::Op;
-use crate::op::{Config, Device, MWire, Mode, OpError, Recompute, Transport};
-use crate::plan::{Cuts, Plan, PlanError};
+use crate::op::{Device, MWire, Mode, OpError, Recompute, Transport};
 use crate::tensor::Dtype;
-use crate::world::{Pe, RunError, WorldError, WorldOptions, run_threads};
+use crate::world::{Pe, RunError, WorldError, run_threads};
 
 mod inputs;
 mod measure;
 mod plot;
 mod report;
+mod setup;
 mod work;
 
 pub use inputs::Gates;
 use measure::{Group, Samples};
 pub use report::{Kernel, Measured, Pass, Settings, Share};
+use setup::Setup;
 pub use work::Roofline;
 
 /// Measure steps of the operation: time on the device, kernel by kernel, waits, bytes, and the share of what the device can do.
@@ -163,12 +160,8 @@ fn positive(text: &str) -> Result<f64, String> {
     text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0).ok_or_else(|| "give a number above 0".to_owned())
 }
 
-/// What an H200 was measured to reach.
-const H200: Roofline = Roofline { tflop_s: 790.0, tb_s: 4.3 };
 /// PEs that the heap has room for where a launcher says how many there are.
 const LAUNCHED_PES: usize = 16;
-/// Room beside the slots.
-const HEAP_ROOM: usize = 1 << 20;
 
 /// Steps could not be measured.
 #[derive(Debug, thiserror::Error)]
@@ -204,106 +197,6 @@ impl From<RunError<OpBenchError>> for OpBenchError {
             RunError::Pe { error, .. } => error,
             RunError::Panic { rank, message } => WorldError::PeFailed { rank, message }.into(),
         }
-    }
-}
-
-/// What is measured, with the defaults of the device filled in.
-#[derive(Clone, Debug)]
-struct Setup {
-    device: Device,
-    op: Op,
-    h: usize,
-    hv: usize,
-    k: usize,
-    v: usize,
-    dtype: Dtype,
-    chunk: usize,
-    groups: Vec<Group>,
-    modes: Vec<Mode>,
-    backward: bool,
-    recompute: Recompute,
-    m_wire: MWire,
-    transport: Transport,
-    warmup: u32,
-    repeats: u32,
-    roofline: Option<Roofline>,
-}
-
-impl Setup {
-    fn new(args: &Args, device: Device) -> Self {
-        let (heads, tokens) = match device {
-            Device::Cpu => (4, 256),
-            Device::Cuda => (32, 8192),
-        };
-        let h = args.heads.unwrap_or(heads);
-        let tokens = if args.tokens.is_empty() { vec![tokens] } else { args.tokens.clone() };
-        let gates: &[Gates] = match args.gates {
-            GatesChoice::Fast => &[Gates::Fast],
-            GatesChoice::Slow => &[Gates::Slow],
-            GatesChoice::Both => &[Gates::Fast, Gates::Slow],
-        };
-        let groups =
-            gates.iter().flat_map(|&gates| tokens.iter().map(move |&tokens| Group { tokens: tokens as usize, gates }));
-        let asked = args.peak_tflops.is_some() || args.peak_tbs.is_some();
-        let roofline =
-            Roofline { tflop_s: args.peak_tflops.unwrap_or(H200.tflop_s), tb_s: args.peak_tbs.unwrap_or(H200.tb_s) };
-        Self {
-            device,
-            op: args.op,
-            h: h as usize,
-            hv: args.value_heads.unwrap_or(h) as usize,
-            k: args.key_dim.unwrap_or(args.dim) as usize,
-            v: args.value_dim.unwrap_or(args.dim) as usize,
-            dtype: args.dtype,
-            chunk: args.chunk,
-            groups: groups.collect(),
-            modes: args.mode.clone(),
-            backward: args.backward,
-            recompute: args.recompute,
-            m_wire: args.m_wire,
-            transport: args.transport,
-            warmup: args.warmup,
-            repeats: args.repeats,
-            // A GPU's numbers say nothing about a CPU.
-            roofline: (device == Device::Cuda || asked).then_some(roofline),
-        }
-    }
-
-    fn plan(&self, tokens: usize, pes: usize) -> Result<Plan, PlanError> {
-        Plan::batch(1, tokens * pes, &Cuts::equal(pes))
-    }
-
-    fn config(&self, mode: Mode) -> Config {
-        Config {
-            device: self.device,
-            mode,
-            chunk: self.chunk,
-            m_wire: self.m_wire,
-            transport: self.transport,
-            final_state: false,
-            recompute: self.recompute,
-            // They are made here and finite; looking for others would only take time between the steps.
-            allow_nonfinite: true,
-            ..Config::default()
-        }
-    }
-
-    fn kernel_sizes(&self) -> params::Sizes {
-        let Self { h, hv, k, v, chunk, .. } = *self;
-        params::Sizes { h: h as u32, hv: hv as u32, k: k as u32, v: v as u32, chunk: chunk as u32, pad: 0 }
-    }
-
-    /// Symmetric memory of a PE of `pes`: the slots and words of both directions.
-    fn heap_bytes(&self, pes: usize) -> Result<usize, OpError> {
-        let Self { hv, k, v, .. } = *self;
-        let m_size = self.m_wire.resolve(self.dtype).size() as u32;
-        let layout = ChannelLayout::new(pes as u32, hv as u32, k as u32, v as u32, m_size)
-            .map_err(|reason| OpError::Slots { lanes: 1, hv, k, v, pes, reason: reason.to_string() })?;
-        Ok(2 * (layout.payload_bytes() + layout.words() * size_of::<u64>()) + HEAP_ROOM)
-    }
-
-    fn world_options(&self, pes: usize, timeout: u64) -> Result<WorldOptions, OpError> {
-        Ok(WorldOptions { heap_bytes: self.heap_bytes(pes)?, timeout: Duration::from_secs(timeout) })
     }
 }
 
@@ -436,7 +329,7 @@ fn all_groups(
 fn on_gpus(
     setup: &Setup,
     group: Group,
-    options: &WorldOptions,
+    options: &crate::world::WorldOptions,
     pes: usize,
     progress: &Progress,
 ) -> Result<Vec<Vec<Samples>>, OpBenchError> {

@@ -3,7 +3,8 @@
 use plotters::prelude::*;
 
 use super::super::Envelope;
-use super::report::{Measured, Settings};
+use super::{Gates, Measured, Pass, Settings};
+use crate::op::Mode;
 
 const SIZE: (u32, u32) = (900, 520);
 /// Colours that readers with colour blindness tell apart.
@@ -16,32 +17,40 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(0x56, 0xb4, 0xe9),
 ];
 
-/// A line for each pass, mode and kind of gates: the median, with a bar from the tenth at one end to that at the other. Both
-/// axes are logarithmic, so that times proportional to tokens are straight lines of one slope.
+/// A line for each pass, mode and kind of gates (those of slow gates are thin): the median, with a bar from the tenth at one
+/// end to that at the other. Both axes are logarithmic, so that times proportional to tokens are straight lines of one slope.
 ///
 /// # Errors
 /// Why it cannot be drawn.
 pub(super) fn svg(envelope: &Envelope<Settings, Measured>) -> Result<String, String> {
     let points = &envelope.points;
-    let mut lines: Vec<(String, Vec<&Measured>)> = Vec::new();
+    let mut lines: Vec<Vec<&Measured>> = Vec::new();
     for point in points {
-        let name = format!("{}, {}, {} gates", point.pass, point.mode, point.gates);
-        match lines.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, line)) => line.push(point),
-            None => lines.push((name, vec![point])),
+        let alike = |line: &&mut Vec<&Measured>| {
+            let of = |point: &Measured| (point.pass, point.mode, point.gates);
+            line.iter().all(|other| of(other) == of(point))
+        };
+        match lines.iter_mut().find(alike) {
+            Some(line) => line.push(point),
+            None => lines.push(vec![point]),
         }
     }
-    lines.iter_mut().for_each(|(_, line)| line.sort_by_key(|point| point.tokens));
-    let tokens = || points.iter().map(|point| point.tokens as f64);
+    lines.iter_mut().for_each(|line| line.sort_by_key(|point| point.tokens));
+    let places = || points.iter().map(place);
     let times = || points.iter().flat_map(|point| [point.time_us.p10, point.time_us.p90]).filter(|&us| us > 0.0);
     let (low, high) = (times().fold(f64::INFINITY, f64::min), times().fold(0.0, f64::max));
     if high <= 0.0 {
         return Err("no time is above 0".into());
     }
-    let (x0, x1) = (tokens().fold(f64::INFINITY, f64::min) / 1.2, tokens().fold(0.0, f64::max) * 1.2);
+    let (x0, x1) = (places().fold(f64::INFINITY, f64::min) - 0.5, places().fold(0.0, f64::max) + 0.5);
     let mut text = String::new();
     draw(&mut text, &title(&envelope.settings), &lines, (x0..x1, low / 1.5..high * 1.5)).map_err(|e| e.to_string())?;
     Ok(text)
+}
+
+/// Where a point's tokens lie on their axis: an octave is 1.
+fn place(point: &Measured) -> f64 {
+    (point.tokens as f64).log2()
 }
 
 fn title(settings: &Settings) -> String {
@@ -52,7 +61,7 @@ fn title(settings: &Settings) -> String {
 fn draw(
     text: &mut String,
     title: &str,
-    lines: &[(String, Vec<&Measured>)],
+    lines: &[Vec<&Measured>],
     (x, y): (std::ops::Range<f64>, std::ops::Range<f64>),
 ) -> Result<(), Box<dyn std::error::Error>> {
     let area = SVGBackend::with_string(text, SIZE).into_drawing_area();
@@ -62,23 +71,31 @@ fn draw(
         .margin(12)
         .x_label_area_size(42)
         .y_label_area_size(70)
-        .build_cartesian_2d(x.log_scale(), y.log_scale())?;
+        .build_cartesian_2d(x, y.log_scale())?;
     chart
         .configure_mesh()
         .x_desc("tokens of each PE")
         .y_desc("time of a step, us")
-        .x_label_formatter(&|tokens| format!("{tokens:.0}"))
+        .x_label_formatter(&|place| format!("{:.0}", place.exp2()))
         .y_label_formatter(&|us| format!("{us:.0}"))
         .draw()?;
-    for ((name, line), colour) in lines.iter().zip(COLOURS.iter().cycle()) {
-        let medians = line.iter().map(|point| (point.tokens as f64, point.time_us.median));
+    let mut colours: Vec<(Pass, Mode)> = Vec::new();
+    for line in lines {
+        let Some(Measured { pass, mode, gates, .. }) = line.first() else { continue };
+        let number = colours.iter().position(|known| *known == (*pass, *mode)).unwrap_or(colours.len());
+        if number == colours.len() {
+            colours.push((*pass, *mode));
+        }
+        let colour = COLOURS[number % COLOURS.len()];
+        let stroke = colour.stroke_width(if *gates == Gates::Fast { 3 } else { 1 });
+        let medians = line.iter().map(|point| (place(point), point.time_us.median));
         chart
-            .draw_series(LineSeries::new(medians, colour.stroke_width(2)))?
-            .label(name.as_str())
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+            .draw_series(LineSeries::new(medians, stroke))?
+            .label(format!("{pass}, {mode}, {gates} gates"))
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], stroke));
         chart.draw_series(line.iter().map(|point| {
             let time = &point.time_us;
-            ErrorBar::new_vertical(point.tokens as f64, time.p10, time.median, time.p90, colour.filled(), 8)
+            ErrorBar::new_vertical(place(point), time.p10, time.median, time.p90, colour.filled(), 8)
         }))?;
     }
     chart

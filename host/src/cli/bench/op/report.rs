@@ -311,7 +311,7 @@ pub(super) fn text(envelope: &Envelope<Settings, Measured>) -> String {
     let mut text = envelope.head();
     text += &settings(&envelope.settings);
     let known = envelope.settings.roofline.is_some();
-    let words = |names: &[&str]| names.iter().map(|name| Cell::new(name)).collect::<Vec<_>>();
+    let words = |names: &[&str]| names.iter().map(Cell::new).collect::<Vec<_>>();
     let numbers = |names: &[&str]| names.iter().map(number).collect::<Vec<_>>();
     let percent = |share: &Share| format!("{:.1} %", 100.0 * share.share);
     let mut points = table(
