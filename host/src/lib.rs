@@ -65,7 +65,8 @@
 //! [`op::ContextParallel::forward_saving`] returns what [`op::ContextParallel::backward`] takes: the states that this PE received,
 //! and no more unless asked to. Gradients of states flow from the end of a sequence to its start, over the same plan
 //! [the other way round](plan::Plan::mirrored): each PE walks its tokens backward from a zero gradient, sends the result, goes on with
-//! what needs no other PE, and then walks from what has arrived. [`op::whole::backward`] does it for tensors in one process.
+//! what needs no other PE, and then walks from what has arrived. Gradients of `A_log` and `dt_bias` are each PE's share of a sum, which the
+//! program adds up. [`op::whole::backward`] does all of it for tensors in one process.
 //! ```
 //! use deltalink::{gradients::Upstream, inputs::Inputs, op::Config, op::whole, plan::Cuts, plan::Plan};
 //! use deltalink::world::WorldOptions;
@@ -96,7 +97,8 @@
 //!
 //! # Modules
 //! * [`inputs`], [`tensor`]: what a call gets. [`plan`]: who holds which tokens and who needs whose summary.
-//! * [`op`]: the operation, its modes, and its reports. [`exec`]: launching kernels, here on the CPU.
+//! * [`op`]: the operation, forward and backward, its modes, and its reports. [`gradients`]: what goes into and comes out of a
+//!   backward call. [`exec`]: launching kernels, on the CPU and on GPUs (feature `cuda`).
 //! * [`world`], [`heap`]: PEs as threads or processes, and the memory that they share.
 //! * [`trace`]: timelines, and the figures that say how much of the communication was hidden.
 //! * [`reference`](mod@reference), [`compare`], [`generate`], [`file`](mod@file): the f64 reference, distances from it, random problems, and
@@ -104,7 +106,7 @@
 //! * [`cli`]: the `deltalink` command.
 //!
 //! The kernels, the tile DSL in which they are written, and the protocol by which summaries travel are in the crate
-//! `kernels_gpu`. Decisions and their reasons are in `docs/design.md` of the repository.
+//! `kernels_gpu`. Decisions and their reasons, and a picture of what flows between PEs, are in `docs/design.md` of the repository.
 
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

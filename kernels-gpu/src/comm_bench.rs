@@ -1,7 +1,7 @@
-//! How fast messages are: every block puts one into a slot of the partner, signals, and waits for the partner's, over and
+//! How fast messages are: every block sends one into a slot of the partner, signals, and waits for the partner's, over and
 //! over, both directions at once.
 //!
-//! Tiles, stores, signals and waits are those with which the scan sends its summaries ([`crate::comm`]). Acks are not
+//! Tiles, stores, puts, signals and waits are those with which the scan sends its summaries ([`crate::comm`]). Acks are not
 //! needed: slots alternate, a PE writes one again two epochs later, and the signal of the epoch between tells it that the
 //! partner has read it.
 
@@ -13,6 +13,8 @@ use crate::comm::{Link, Port};
 use crate::element::DtypeCode;
 use crate::params::{Array, Channel, Tensor, TraceBuffer};
 use crate::protocol::{self, Medium, Message, parity};
+#[cfg(any(not(target_arch = "nvptx64"), feature = "nvshmem"))]
+use crate::tile::Put;
 use crate::tile::{RESERVED_BYTES, Shared, Warpgroup, tile_bytes};
 
 /// Rows and columns of the largest tile that is stored at once; its f32 elements have 16 KiB.
@@ -35,9 +37,9 @@ pub const fn shared_bytes() -> usize {
     RESERVED_BYTES + tile_bytes(TILE, TILE, size_of::<f32>())
 }
 
-/// Bytes of slots on every PE.
+/// Bytes of slots on every PE: those that the partner fills, then those out of which messages are put.
 pub const fn payload_bytes(bytes: usize, blocks: usize) -> usize {
-    protocol::SLOTS as usize * blocks * bytes
+    2 * protocol::SLOTS as usize * blocks * bytes
 }
 
 /// Parameters of [`comm_bench`].
@@ -83,12 +85,17 @@ impl CommBenchParams {
         }
     }
 
-    /// The slot of an epoch at `pe`.
+    /// Where the slot of an epoch lies in a PE's payload memory.
     #[inline(always)]
-    fn slot(&self, wg: &Warpgroup<'_>, pe: u32, epoch: u64) -> Tensor {
+    fn offset(&self, wg: &Warpgroup<'_>, epoch: u64) -> u64 {
+        (parity(epoch) as u64 * wg.grid() as u64 + wg.block() as u64) * self.bytes
+    }
+
+    /// The message at byte `offset` of `pe`'s payload memory.
+    #[inline(always)]
+    fn slot(&self, wg: &Warpgroup<'_>, pe: u32, offset: u64) -> Tensor {
         let base: u64 = wg.read(self.channel.payload, pe as usize);
-        let index = parity(epoch) as u64 * wg.grid() as u64 + wg.block() as u64;
-        Tensor::new(base + index * self.bytes, self.bytes as usize / size_of::<f32>(), DtypeCode::F32)
+        Tensor::new(base + offset, self.bytes as usize / size_of::<f32>(), DtypeCode::F32)
     }
 }
 
@@ -142,17 +149,29 @@ fn prepare(wg: &mut Warpgroup<'_>, params: &CommBenchParams, tile: Shared<f32>, 
     wg.sync();
 }
 
-/// Puts, signals, and waits for the partner's signal. False if that did not come in time.
+/// Sends a message with its signal, and waits for the partner's signal. False if that did not come in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn exchange(wg: &mut Warpgroup<'_>, params: &CommBenchParams, tile: Shared<f32>, epoch: u64) -> bool {
-    put(wg, params, tile, epoch);
     let Channel { layout, pe, .. } = params.channel;
     let (partner, row) = (params.partner, wg.block() as u32);
     let port = Port { channel: &params.channel, trace: &params.trace, step: STEP_BENCH, m_dtype: DtypeCode::F32 };
+    #[cfg(any(not(target_arch = "nvptx64"), feature = "nvshmem"))]
+    let puts = port.puts_to(wg, partner);
+    #[cfg(not(any(not(target_arch = "nvptx64"), feature = "nvshmem")))]
+    let puts = false;
+    if puts {
+        #[cfg(any(not(target_arch = "nvptx64"), feature = "nvshmem"))]
+        put(wg, params, &port, tile, epoch);
+    } else {
+        let slot = params.slot(wg, partner, params.offset(wg, epoch));
+        store(wg, params, slot, tile);
+    }
     wg.elect(|wg| {
         let link = Link { wg, port };
-        // Release, with the acquire in `receive`: the payload is visible to whoever sees the signal.
-        link.store_release(partner, layout.signal(pe, row, 0), epoch);
+        if !puts {
+            // Release, with the acquire in `receive`: the payload is visible to whoever sees the signal.
+            link.store_release(partner, layout.signal(pe, row, 0), epoch);
+        }
         let message = Message { source: partner, dest: pe, row, block: 0, epoch };
         match protocol::receive(&link, &layout, message) {
             Ok(_) => true,
@@ -164,12 +183,10 @@ fn exchange(wg: &mut Warpgroup<'_>, params: &CommBenchParams, tile: Shared<f32>,
     })
 }
 
-/// Writes a message into the partner's slot: own stores to where this PE reaches it. The one place that another way of
-/// putting, such as NVSHMEM's, has to replace, together with the signal after it.
+/// Stores a message tile by tile; complete for the whole warpgroup when it returns.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn put(wg: &mut Warpgroup<'_>, params: &CommBenchParams, tile: Shared<f32>, epoch: u64) {
+fn store(wg: &mut Warpgroup<'_>, params: &CommBenchParams, slot: Tensor, tile: Shared<f32>) {
     let (rows, cols, tiles) = params.tiles();
-    let slot = params.slot(wg, params.partner, epoch);
     for i in 0..tiles {
         wg.store(slot.matrix(i * TILE_ELEMENTS, rows, cols, cols, 1), tile);
     }
@@ -177,10 +194,31 @@ fn put(wg: &mut Warpgroup<'_>, params: &CommBenchParams, tile: Shared<f32>, epoc
     wg.sync();
 }
 
+/// Puts a message with its signal out of this PE's own memory, whose slots alternate as the partner's do: what left two
+/// epochs ago has arrived.
+#[cfg(any(not(target_arch = "nvptx64"), feature = "nvshmem"))]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn put(wg: &mut Warpgroup<'_>, params: &CommBenchParams, port: &Port<'_>, tile: Shared<f32>, epoch: u64) {
+    let Channel { layout, payload, pe, .. } = params.channel;
+    let (to, row) = (params.offset(wg, epoch), wg.block() as u32);
+    let received = protocol::SLOTS as u64 * wg.grid() as u64 * params.bytes;
+    let staged = params.slot(wg, pe, received + to);
+    store(wg, params, staged, tile);
+    wg.put_signal(&Put {
+        pe: params.partner,
+        from: staged.addr,
+        to: port.place(wg, payload, params.partner, to as usize),
+        bytes: params.bytes as usize,
+        signal: port.word_place(wg, params.partner, layout.signal(pe, row, 0)),
+        value: epoch,
+    });
+    wg.finish_puts();
+}
+
 /// Compares what arrived with what the partner sent: up to [`COMPARED`] elements, the last among them.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn verify(wg: &mut Warpgroup<'_>, params: &CommBenchParams, epoch: u64) {
-    let slot = params.slot(wg, params.channel.pe, epoch);
+    let slot = params.slot(wg, params.channel.pe, params.offset(wg, epoch));
     let elements = slot.len as usize;
     let stride = if elements < COMPARED { 1 } else { elements / COMPARED };
     wg.elect(|wg| {

@@ -1,26 +1,20 @@
 //! The kernels as a device module has them: one entry for each gate and element type.
 //!
-//! Names are `KERNEL_GATE_TYPE` or `KERNEL_TYPE`, and `conformance_FAMILY_TYPE` for tests of the tile DSL; parameters go by value; blocks are
-//! `WARPGROUPS * 128` threads with the kernel's `shared_bytes` of dynamic shared memory.
+//! Names are `KERNEL_GATE_TYPE` or `KERNEL_TYPE`, and `conformance_FAMILY_TYPE` for tests of the tile DSL; parameters go by
+//! value; blocks are `WARPGROUPS * 128` threads with the kernel's `shared_bytes` of dynamic shared memory.
 //!
-//! A module with NVSHMEM (feature `nvshmem`) has the portable bodies alone: instructions of the others, which move registers
-//! between warps, are ignored in what is linked.
+//! A module with NVSHMEM (feature `nvshmem`) has the portable bodies of the kernels that write into other PEs' memory, and
+//! nothing else: the rest is the same with and without it, and is taken from the module without. Bodies for Hopper move
+//! registers between warps, which is ignored in what is linked.
 
 use cuda_std::kernel;
 use half::{bf16, f16};
 
-use crate::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
+use crate::backward::scan::scan_back;
 use crate::comm_bench::{CommBenchParams, comm_bench as exchange};
-use crate::conformance::TileCase;
-use crate::conformance::acc::acc_ops;
-use crate::conformance::block::block_ops;
-use crate::conformance::decay::decay_ops;
-use crate::conformance::elements::element_ops;
-use crate::convolution::{ConvolveBackParams, ConvolveParams, SumParams, convolve, convolve_back, sum_shares};
+use crate::convolution::{ConvolveBackParams, ConvolveParams, convolve, convolve_back};
 use crate::fixup::fix_out;
-use crate::gate::{Gdn, Kda};
-use crate::params::{FixParams, GradParams, PrepParams, ReduceParams, ScanBackParams, ScanParams, StatesParams};
-use crate::prep::prep;
+use crate::params::{FixParams, ScanBackParams, ScanParams};
 use crate::scan::scan_push;
 use crate::tile::Warpgroup;
 
@@ -42,12 +36,6 @@ macro_rules! entries {
 }
 
 entries! {
-    prep_kda_f32 = prep::<Kda, f32>, PrepParams;
-    prep_kda_bf16 = prep::<Kda, bf16>, PrepParams;
-    prep_kda_f16 = prep::<Kda, f16>, PrepParams;
-    prep_gdn_f32 = prep::<Gdn, f32>, PrepParams;
-    prep_gdn_bf16 = prep::<Gdn, bf16>, PrepParams;
-    prep_gdn_f16 = prep::<Gdn, f16>, PrepParams;
     scan_push_f32 = scan_push::<f32>, ScanParams;
     scan_push_bf16 = scan_push::<bf16>, ScanParams;
     scan_push_f16 = scan_push::<f16>, ScanParams;
@@ -57,28 +45,55 @@ entries! {
     scan_back_f32 = scan_back::<f32>, ScanBackParams;
     scan_back_bf16 = scan_back::<bf16>, ScanBackParams;
     scan_back_f16 = scan_back::<f16>, ScanBackParams;
-    scan_states_f32 = scan_states::<f32>, StatesParams;
-    scan_states_bf16 = scan_states::<bf16>, StatesParams;
-    scan_states_f16 = scan_states::<f16>, StatesParams;
-    grad_kda_f32 = grad::<Kda, f32>, GradParams;
-    grad_kda_bf16 = grad::<Kda, bf16>, GradParams;
-    grad_kda_f16 = grad::<Kda, f16>, GradParams;
-    grad_gdn_f32 = grad::<Gdn, f32>, GradParams;
-    grad_gdn_bf16 = grad::<Gdn, bf16>, GradParams;
-    grad_gdn_f16 = grad::<Gdn, f16>, GradParams;
-    reduce_f32 = reduce, ReduceParams;
-    sum_shares_f32 = sum_shares, SumParams;
     comm_bench = exchange, CommBenchParams;
-    conformance_acc_f32 = acc_ops::<f32>, TileCase;
-    conformance_acc_bf16 = acc_ops::<bf16>, TileCase;
-    conformance_acc_f16 = acc_ops::<f16>, TileCase;
-    conformance_elements_f32 = element_ops::<f32>, TileCase;
-    conformance_elements_bf16 = element_ops::<bf16>, TileCase;
-    conformance_elements_f16 = element_ops::<f16>, TileCase;
-    conformance_decay_f32 = decay_ops::<f32>, TileCase;
-    conformance_decay_bf16 = decay_ops::<bf16>, TileCase;
-    conformance_decay_f16 = decay_ops::<f16>, TileCase;
-    conformance_block_f32 = block_ops, TileCase;
+}
+
+/// Kernels that reach no other PE.
+#[cfg(not(feature = "nvshmem"))]
+mod local {
+    use half::{bf16, f16};
+
+    use crate::backward::{grad::grad, reduce::reduce, states::scan_states};
+    use crate::conformance::TileCase;
+    use crate::conformance::acc::acc_ops;
+    use crate::conformance::block::block_ops;
+    use crate::conformance::decay::decay_ops;
+    use crate::conformance::elements::element_ops;
+    use crate::convolution::{SumParams, sum_shares};
+    use crate::gate::{Gdn, Kda};
+    use crate::params::{GradParams, PrepParams, ReduceParams, StatesParams};
+    use crate::prep::prep;
+    use crate::tile::Warpgroup;
+
+    entries! {
+        prep_kda_f32 = prep::<Kda, f32>, PrepParams;
+        prep_kda_bf16 = prep::<Kda, bf16>, PrepParams;
+        prep_kda_f16 = prep::<Kda, f16>, PrepParams;
+        prep_gdn_f32 = prep::<Gdn, f32>, PrepParams;
+        prep_gdn_bf16 = prep::<Gdn, bf16>, PrepParams;
+        prep_gdn_f16 = prep::<Gdn, f16>, PrepParams;
+        scan_states_f32 = scan_states::<f32>, StatesParams;
+        scan_states_bf16 = scan_states::<bf16>, StatesParams;
+        scan_states_f16 = scan_states::<f16>, StatesParams;
+        grad_kda_f32 = grad::<Kda, f32>, GradParams;
+        grad_kda_bf16 = grad::<Kda, bf16>, GradParams;
+        grad_kda_f16 = grad::<Kda, f16>, GradParams;
+        grad_gdn_f32 = grad::<Gdn, f32>, GradParams;
+        grad_gdn_bf16 = grad::<Gdn, bf16>, GradParams;
+        grad_gdn_f16 = grad::<Gdn, f16>, GradParams;
+        reduce_f32 = reduce, ReduceParams;
+        sum_shares_f32 = sum_shares, SumParams;
+        conformance_acc_f32 = acc_ops::<f32>, TileCase;
+        conformance_acc_bf16 = acc_ops::<bf16>, TileCase;
+        conformance_acc_f16 = acc_ops::<f16>, TileCase;
+        conformance_elements_f32 = element_ops::<f32>, TileCase;
+        conformance_elements_bf16 = element_ops::<bf16>, TileCase;
+        conformance_elements_f16 = element_ops::<f16>, TileCase;
+        conformance_decay_f32 = decay_ops::<f32>, TileCase;
+        conformance_decay_bf16 = decay_ops::<bf16>, TileCase;
+        conformance_decay_f16 = decay_ops::<f16>, TileCase;
+        conformance_block_f32 = block_ops, TileCase;
+    }
 }
 
 /// As `entries`, with bounds: walks over tokens need many threads on a multiprocessor, so that enough loads are on their way.

@@ -1,14 +1,15 @@
 //! The GPUs of a command's PEs: which ones it may use, and the one of a PE that is a process.
 
 #[cfg(feature = "cuda")]
-use crate::exec::{
-    ExecError,
-    cuda::{CudaExecutor, Gpu, Kernels, choose_device},
+use crate::{
+    exec::{
+        ExecError,
+        cuda::{CudaExecutor, Gpu, Kernels, choose_device},
+    },
+    heap::{DevicePool, Heap},
+    op::Transport,
+    world::{Pe, nvshmem::Nvshmem},
 };
-#[cfg(feature = "cuda")]
-use crate::op::{OpError, Transport};
-#[cfg(feature = "cuda")]
-use crate::world::{Pe, nvshmem::Nvshmem};
 
 /// What names the GPUs that the driver shows to a process.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
@@ -94,42 +95,64 @@ fn chosen(visible: Option<&str>, asked: &[usize]) -> Result<String, GpusError> {
     Ok(names.collect::<Result<Vec<_>, _>>()?.join(","))
 }
 
-/// The GPU of a PE that is a process, and the symmetric heap there.
+/// The GPU of a PE that is a process, the symmetric heap there, and the kernels that reach all PEs.
 #[cfg(feature = "cuda")]
 pub(super) struct GpuOfPe<'pe> {
     /// Its GPU.
     pub gpu: Gpu,
     /// The heap.
     pub nvshmem: Nvshmem<'pe>,
+    /// The kernels.
+    pub kernels: Kernels,
 }
 
 #[cfg(feature = "cuda")]
 impl<'pe> GpuOfPe<'pe> {
     /// Opens the GPU that falls to `pe` by its rank on this machine, with `pool_bytes` of symmetric heap. Collective.
-    pub fn start(pe: &'pe Pe, pool_bytes: usize) -> Result<Self, ExecError> {
+    pub fn start(pe: &'pe Pe, transport: Transport, pool_bytes: usize) -> Result<Self, ExecError> {
         let gpu = Gpu::open(choose_device(pe.local_rank(), Gpu::count()?))?;
-        let nvshmem = Nvshmem::start(pe, &gpu, pool_bytes)?;
+        let mut nvshmem = Nvshmem::start(pe, &gpu, pool_bytes)?;
         for warning in nvshmem.warnings().iter().filter(|_| pe.rank() == 0) {
             tracing::warn!("{warning}");
         }
-        Ok(Self { gpu, nvshmem })
+        match kernels(&gpu, transport, &mut nvshmem) {
+            Ok(kernels) => Ok(Self { gpu, nvshmem, kernels }),
+            Err(error) => {
+                nvshmem.abandon();
+                Err(error)
+            }
+        }
     }
 
-    /// An executor there, with the kernels that reach all PEs by `transport`.
-    pub fn executor(&mut self, transport: Transport) -> Result<CudaExecutor, OpError> {
-        let Self { gpu, nvshmem } = self;
-        let mut kernels = || -> Result<Kernels, ExecError> {
-            if transport != Transport::Put && !nvshmem.needs_puts() {
-                return Ok(Kernels::direct(gpu)?);
-            }
-            let kernels = Kernels::with_nvshmem(gpu)?;
-            nvshmem.attach(kernels.module(), &gpu.stream()?)?;
-            Ok(kernels)
-        };
-        let kernels = kernels()?;
-        let exec = CudaExecutor::new(gpu, kernels, nvshmem.heap().clone(), nvshmem.sharing());
-        Ok(exec.map_err(ExecError::from)?)
+    /// An executor in the heap of all PEs.
+    pub fn executor(&self) -> Result<CudaExecutor, ExecError> {
+        self.executor_in(self.nvshmem.heap().clone())
     }
+
+    /// An executor in another heap in the same memory.
+    pub fn executor_in(&self, heap: Heap<DevicePool>) -> Result<CudaExecutor, ExecError> {
+        Ok(CudaExecutor::new(&self.gpu, self.kernels.clone(), heap, self.nvshmem.sharing())?)
+    }
+
+    /// Ends NVSHMEM on all PEs. Collective; executors must be gone.
+    pub fn close(self) -> Result<(), ExecError> {
+        // A module goes once NVSHMEM has been told of its end.
+        drop(self.kernels);
+        Ok(self.nvshmem.close()?)
+    }
+
+    /// After a failure: waits for nobody.
+    pub fn abandon(self) {
+        self.nvshmem.abandon();
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn kernels(gpu: &Gpu, transport: Transport, nvshmem: &mut Nvshmem<'_>) -> Result<Kernels, ExecError> {
+    if transport != Transport::Put && !nvshmem.needs_puts() {
+        return Ok(Kernels::direct(gpu)?);
+    }
+    Ok(nvshmem.kernels()?)
 }
 
 #[cfg(test)]

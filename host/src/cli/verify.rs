@@ -170,18 +170,15 @@ fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, Ver
     cases.retain(|case| case.pes() <= pe.size());
     let how = How { device, backward: args.backward };
     let crew = Crew::new(pe, device)?;
-    let progress = progress(args, &cases, pe.rank() == 0);
-    let mut outcomes = Vec::with_capacity(cases.len());
-    let mut bench = None;
-    for case in &cases {
-        progress.start(format!("{}: {}", case.group, case.spec));
-        let bench = Bench::reuse(&mut bench, &case.spec);
-        if let Some(many) = crew.compute(case, how, bench)? {
-            outcomes.push(bench.judge(case, how, many));
+    let computed = compute_on(&crew, &cases, how, progress(args, &cases, pe.rank() == 0));
+    let outcomes = match computed {
+        Ok(outcomes) => outcomes,
+        Err(error) => {
+            crew.abandon();
+            return Err(error);
         }
-        progress.done();
-    }
-    drop(progress);
+    };
+    crew.close()?;
     if pe.rank() > 0 {
         return Ok(Ok(Exit::Success)); // PE 0 has the outcomes
     }
@@ -189,6 +186,21 @@ fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, Ver
     let extent =
         Extent { world: World::Processes, device, backward: args.backward, processes: Some(pe.size()), left_out };
     Ok(tell(args, extent, &cases, &outcomes, out))
+}
+
+/// Computes all cases; on PE 0 what came of them.
+fn compute_on(crew: &Crew<'_>, cases: &[Case], how: How, progress: Progress) -> Result<Vec<Outcome>, VerifyError> {
+    let mut outcomes = Vec::with_capacity(cases.len());
+    let mut bench = None;
+    for case in cases {
+        progress.start(format!("{}: {}", case.group, case.spec));
+        let bench = Bench::reuse(&mut bench, &case.spec);
+        if let Some(many) = crew.compute(case, how, bench)? {
+            outcomes.push(bench.judge(case, how, many));
+        }
+        progress.done();
+    }
+    Ok(outcomes)
 }
 
 /// Refuses cases that were asked for by number, or by their number of PEs, and do not fit.

@@ -11,7 +11,9 @@ use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::{TrapRecord, Watch};
 use kernels_gpu::tile::host::{BlockRunner, Fault, LaunchContext};
 
-use super::{Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Waits};
+use super::{
+    Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits,
+};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
 use crate::world::Pe;
 
@@ -24,7 +26,8 @@ pub struct Cpu {
     spare: Vec<CpuMemory>,
     image: Vec<u64>,
     watch: Box<Watch>,
-    times: Vec<Duration>,
+    /// Begin and end of each launch since times were last taken.
+    timed: Vec<(Instant, Instant)>,
 }
 
 /// Memory of the host that outlives a step.
@@ -69,9 +72,9 @@ impl Cpu {
             ),
         };
         let runners = (0..workers).map(|_| Mutex::new(BlockRunner::new())).collect();
-        let (scratch, spare, image, times) = (HashMap::new(), Vec::new(), Vec::new(), Vec::new());
+        let (scratch, spare, image, timed) = (HashMap::new(), Vec::new(), Vec::new(), Vec::new());
         let watch = Box::new(Watch::zeroed());
-        Ok(Self { pool, runners, origin: Instant::now(), scratch, spare, image, watch, times })
+        Ok(Self { pool, runners, origin: Instant::now(), scratch, spare, image, watch, timed })
     }
 
     /// Blocks that run at the same time.
@@ -208,12 +211,17 @@ impl Executor for Cpu {
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {
         let start = Instant::now();
         self.run(launch, params)?;
-        self.times.push(start.elapsed());
+        self.timed.push((start, Instant::now()));
         Ok(())
     }
 
-    fn take_times(&mut self) -> Result<Vec<Duration>, ExecError> {
-        Ok(std::mem::take(&mut self.times))
+    fn take_times(&mut self) -> Result<Times, ExecError> {
+        let timed = std::mem::take(&mut self.timed);
+        let span = match (timed.first(), timed.last()) {
+            (Some((begin, _)), Some((_, end))) => *end - *begin,
+            _ => Duration::ZERO,
+        };
+        Ok(Times { launches: timed.into_iter().map(|(begin, end)| end - begin).collect(), span })
     }
 
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), ExecError> {

@@ -147,21 +147,32 @@ impl Kernel for CommBenchParams {
     }
 }
 
-/// Names of a device module's kernels that there are for every device.
+/// Names of a device module's kernels that there are for every device and that write into other PEs' memory: those of a
+/// module with NVSHMEM.
 #[cfg(feature = "cuda")]
-pub(super) fn portable_entries() -> Vec<String> {
-    let mut names = vec![ReduceParams::device_entry(Op::Kda, Dtype::F32), CommBenchParams::NAME.to_owned()];
-    names.extend(super::convolution::device_entries());
+pub(super) fn sending_entries() -> Vec<String> {
+    let mut names = vec![CommBenchParams::NAME.to_owned()];
+    names.extend(super::convolution::sending_entries());
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+        names.extend([
+            ScanParams::device_entry(Op::Kda, dtype),
+            FixParams::device_entry(Op::Kda, dtype),
+            ScanBackParams::device_entry(Op::Kda, dtype),
+        ]);
+    }
+    names
+}
+
+/// Names of the others that there are for every device.
+#[cfg(feature = "cuda")]
+pub(super) fn local_entries() -> Vec<String> {
+    let mut names = vec![ReduceParams::device_entry(Op::Kda, Dtype::F32)];
+    names.extend(super::convolution::local_entries());
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         for op in [Op::Kda, Op::Gdn] {
             names.extend([PrepParams::device_entry(op, dtype), GradParams::device_entry(op, dtype)]);
         }
-        names.extend([
-            ScanParams::device_entry(Op::Kda, dtype),
-            FixParams::device_entry(Op::Kda, dtype),
-            StatesParams::device_entry(Op::Kda, dtype),
-            ScanBackParams::device_entry(Op::Kda, dtype),
-        ]);
+        names.push(StatesParams::device_entry(Op::Kda, dtype));
     }
     names
 }

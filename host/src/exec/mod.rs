@@ -22,7 +22,7 @@ pub use convolution::ConvolutionSlot;
 pub use image::{Image, Part};
 pub use kernels::Kernel;
 #[cfg(feature = "cuda")]
-use kernels::{hopper_entries, portable_entries};
+use kernels::{hopper_entries, local_entries, sending_entries};
 
 use crate::heap::HeapError;
 use crate::inputs::Op;
@@ -49,10 +49,10 @@ pub enum ExecError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Nvshmem(#[from] crate::world::nvshmem::NvshmemError),
-    /// A PE whose memory must be reached and is not.
+    /// A PE whose memory this PE cannot reach, in bulk mode.
     #[error(
-        "PE {rank}'s memory is not reached from here, which mode bulk and measurements of messages need; use mode overlap or \
-         exact, or put the PEs on GPUs of one NVLink domain"
+        "PE {rank}'s memory cannot be copied from, which bulk mode does; use mode overlap or exact, which send, or put the \
+         PEs on GPUs of one NVLink domain"
     )]
     NotReached {
         /// The PE.
@@ -226,6 +226,15 @@ pub struct Launch<'a> {
     pub peer_failed: &'a (dyn Fn() -> bool + Sync),
 }
 
+/// How long launches took.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// Each launch, in order.
+    pub launches: Vec<Duration>,
+    /// From the begin of the first to the end of the last, with whatever was between them.
+    pub span: Duration,
+}
+
 /// A PE's device. Everything it is asked happens in order, as on one stream.
 pub trait Executor {
     /// Memory that outlives the step that filled it: what a forward step leaves to its backward step. Its holder owns it.
@@ -296,11 +305,11 @@ pub trait Executor {
     /// [`ExecError`] if it cannot be launched, or on the CPU if it broke a rule.
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError>;
 
-    /// How long each launch since the last call took, in order. Waits for them.
+    /// How long the launches since the last call took. Waits for them.
     ///
     /// # Errors
     /// [`ExecError`] if a launch failed.
-    fn take_times(&mut self) -> Result<Vec<Duration>, ExecError>;
+    fn take_times(&mut self) -> Result<Times, ExecError>;
 
     /// Copies bytes between addresses that this PE's kernels reach, such as a peer's slots, after all launches so far.
     ///

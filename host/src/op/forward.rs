@@ -44,9 +44,10 @@ impl Step<'_> {
         let dtype = self.inputs.dtype();
         let element = dtype.size();
         let sizes = self.sizes();
-        // Kept records are read by the portable kernels of the backward step.
-        let body =
-            if save && config.recompute == Recompute::States { Body::Portable } else { exec.body(&sizes, dtype) };
+        // The backward step's kernels are portable: they read kept records as such, and in exact mode their states must
+        // continue, bit for bit, those that this step receives.
+        let portable = save && (config.recompute == Recompute::States || config.mode == Mode::Exact);
+        let body = if portable { Body::Portable } else { exec.body(&sizes, dtype) };
         let (scan_blocks, walkers) = self.scan_blocks(body, rank.receiving().next().is_some());
         let tables = HostTables::new(rank, config.mode, config.chunk, hv as u32, &self.layout, walkers as u32);
         let mut o = Tensor::zeros(dtype, &[b, t, hv, v]);
@@ -116,8 +117,8 @@ impl Step<'_> {
         let mut common = Common::new(self.inputs, checked.then_some(&checker), &peer_failed);
 
         let on_host = self.waits_on_host(exec);
-        if on_host {
-            // Allocating may wait for what runs on the device.
+        if on_host || self.aligned {
+            // Allocating may wait for what runs on the device of another PE.
             self.pe.barrier("memory for the step")?;
         }
         common.launch(exec, self.prep_blocks(body, tables.chunks.len()), &prep_params)?;

@@ -92,6 +92,7 @@ pub struct ContextParallel<'pe, X: Executor = Cpu> {
     channels: HashMap<(Direction, ChannelLayout), Channel>,
     agreed: HashMap<Direction, Agreement>,
     held: HashMap<SavedHandle, Saved<X>>,
+    aligned: bool,
     failed: Option<String>,
 }
 
@@ -120,7 +121,7 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         }
         let number = OPERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
         let (channels, agreed, held) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Ok(Self { pe, config, exec, number, channels, agreed, held, failed: None })
+        Ok(Self { pe, config, exec, number, channels, agreed, held, aligned: false, failed: None })
     }
 
     /// Options.
@@ -132,6 +133,13 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
     /// that set the same moment share a time axis.
     pub fn set_clock_origin(&mut self, origin: Instant) {
         self.exec.set_clock_origin(origin);
+    }
+
+    /// Whether all PEs wait for each other in every call, after their inputs have been brought to the device and before the
+    /// first kernel: for measurements, in which a PE's wait for another that came late is no cost of the exchange. The same
+    /// on all PEs; by default they do not.
+    pub fn align_starts(&mut self, align: bool) {
+        self.aligned = align;
     }
 
     /// Bytes of scratch memory, apart from inputs, results, what [`Saved`] holds, and the symmetric heap.
@@ -215,7 +223,7 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         save: bool,
     ) -> Result<(Forward, Option<SavedMemory<X>>), OpError> {
         let layout = self.prepare(Direction::Forward, plan, inputs, dims, 0)?;
-        let step = step::Step { pe: self.pe, plan, inputs, dims, config: &self.config, layout };
+        let step = step::Step { pe: self.pe, plan, inputs, dims, config: &self.config, layout, aligned: self.aligned };
         let channel = self.channels.get_mut(&(Direction::Forward, layout)).filter(|_| plan.lanes > 0);
         step.forward(&mut self.exec, channel, save)
     }

@@ -28,6 +28,9 @@ pub struct Report {
     /// Kernel by kernel; stays with the PE.
     #[serde(skip)]
     pub kernels: Vec<KernelTime>,
+    /// From the begin of the first kernel to the end of the last, on the device's stream; on the CPU on the host's clock.
+    /// What the host does in between (the exchange of bulk mode) counts, bringing tensors there and back does not.
+    pub device_time: Duration,
     /// Time in kernels, waits not counted.
     pub compute: Duration,
     /// Time in which a worker only waited for other PEs' summaries, averaged over workers. Bulk: the whole exchange.

@@ -36,6 +36,8 @@ pub(super) struct Step<'a> {
     pub dims: &'a Dims,
     pub config: &'a Config,
     pub layout: ChannelLayout,
+    /// Whether PEs wait for each other before the first launch, see [`super::ContextParallel::align_starts`].
+    pub aligned: bool,
 }
 
 /// Elements `start ..` of a tensor.
@@ -339,8 +341,9 @@ impl Step<'_> {
         let stats: StepStats = bytemuck::cast_slice(&image.get::<u64>(parts.stats))[0];
         let mut report = Report { tokens: self.dims.b * self.dims.t, exposed_wait: exchange, ..Report::default() };
         let times = exec.take_times()?;
-        let kernels = common.launched.iter().zip(times).map(|(&kernel, time)| KernelTime { kernel, time });
+        let kernels = common.launched.iter().zip(times.launches).map(|(&kernel, time)| KernelTime { kernel, time });
         report.kernels = kernels.collect();
+        report.device_time = times.span;
         report.count(&stats, exec.concurrency());
         let total: Duration = report.kernels.iter().map(|k| k.time).sum();
         report.compute = (total + exchange).saturating_sub(report.exposed_wait + report.slot_wait);

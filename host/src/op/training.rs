@@ -140,7 +140,15 @@ impl<X: Executor> ContextParallel<'_, X> {
     ) -> Result<Backward, OpError> {
         let layout = self.prepare(Direction::Backward, plan, inputs, dims, age)?;
         let mirrored = plan.mirrored();
-        let step = step::Step { pe: self.pe, plan: &mirrored, inputs, dims, config: &self.config, layout };
+        let step = step::Step {
+            pe: self.pe,
+            plan: &mirrored,
+            inputs,
+            dims,
+            config: &self.config,
+            layout,
+            aligned: self.aligned,
+        };
         let rank = self.pe.rank();
         let step = BackwardStep { step, forward_rank: &plan.ranks[rank], upstream };
         let channel = self.channels.get_mut(&(Direction::Backward, layout)).filter(|_| plan.lanes > 0);

@@ -19,7 +19,7 @@ use nvshmem_sys::{INIT_WITH_UNIQUEID, InitAttr, Library, ONE_MACHINE, UniqueId, 
 pub use error::NvshmemError;
 
 use super::Pe;
-use crate::exec::cuda::{Gpu, Module, Sharing, Stream};
+use crate::exec::cuda::{Gpu, Kernels, Module, Sharing, Stream};
 use crate::heap::{ALIGN, DevicePool, Heap, HeapStats, Reach};
 
 /// NVSHMEM on one PE. It ends by [`close`](Self::close) or [`abandon`](Self::abandon); dropped without, it stays up until the
@@ -116,6 +116,42 @@ impl<'pe> Nvshmem<'pe> {
     /// What is not wrong but slow, one line each; the same on every PE.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
+    }
+
+    /// This build's kernels that also reach PEs by puts. Nothing else gives them: who has them has started NVSHMEM.
+    ///
+    /// ```no_run
+    /// # use deltalink::exec::cuda::{Gpu, Kernels};
+    /// # use deltalink::{exec::ExecError, world::{Pe, nvshmem::Nvshmem}};
+    /// fn kernels(pe: &Pe) -> Result<Kernels, ExecError> {
+    ///     let gpu = Gpu::open(0)?;
+    ///     Ok(Nvshmem::start(pe, &gpu, 1 << 20)?.kernels()?)
+    /// }
+    /// ```
+    /// Without a start they cannot be had:
+    /// ```compile_fail,E0624
+    /// # use deltalink::exec::cuda::{Gpu, Kernels};
+    /// # use deltalink::exec::ExecError;
+    /// fn kernels() -> Result<Kernels, ExecError> {
+    ///     let gpu = Gpu::open(0)?;
+    ///     Ok(Kernels::with_nvshmem(&gpu)?)
+    /// }
+    /// ```
+    /// Nor does NVSHMEM start before there is a context on a GPU, which is what a [`Gpu`] holds:
+    /// ```compile_fail,E0061
+    /// # use deltalink::exec::cuda::Kernels;
+    /// # use deltalink::{exec::ExecError, world::{Pe, nvshmem::Nvshmem}};
+    /// fn kernels(pe: &Pe) -> Result<Kernels, ExecError> {
+    ///     Ok(Nvshmem::start(pe, 1 << 20)?.kernels()?)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach), and [`NvshmemError::Cuda`] if the modules do not load.
+    pub fn kernels(&mut self) -> Result<Kernels, NvshmemError> {
+        let kernels = Kernels::with_nvshmem(&self.gpu)?;
+        self.attach(kernels.module(), &self.gpu.stream()?)?;
+        Ok(kernels)
     }
 
     /// Tells the kernels of `module`, which has NVSHMEM's device library linked in, of this start.

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bench;
+mod bench_op;
 mod doctor;
 mod files;
 #[cfg(feature = "cuda")]

@@ -11,19 +11,19 @@ use crate::tile::{OperandElement, Place, Put, Shared, Warpgroup};
 impl Port<'_> {
     /// Whether `pe` is sent to by puts: the one place that decides. The host has looked at who reaches whom.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn puts_to(&self, wg: &Warpgroup<'_>, pe: u32) -> bool {
+    pub(crate) fn puts_to(&self, wg: &Warpgroup<'_>, pe: u32) -> bool {
         wg.read::<u32>(self.channel.ways, pe as usize) == Way::Puts as u32
     }
 
     /// Word `word` of `pe`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn word_place(&self, wg: &Warpgroup<'_>, pe: u32, word: usize) -> Place {
+    pub(crate) fn word_place(&self, wg: &Warpgroup<'_>, pe: u32, word: usize) -> Place {
         self.place(wg, self.channel.words, pe, word * size_of::<u64>())
     }
 
     /// Byte `offset` of an object of which `addresses` has each PE's copy.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn place(&self, wg: &Warpgroup<'_>, addresses: Array, pe: u32, offset: usize) -> Place {
+    pub(crate) fn place(&self, wg: &Warpgroup<'_>, addresses: Array, pe: u32, offset: usize) -> Place {
         let address = |pe: u32| match wg.read::<u64>(addresses, pe as usize) {
             0 => 0,
             base => base + offset as u64,

@@ -9,7 +9,7 @@ use kernels_gpu::comm_bench::{MESSAGE_BYTES, payload_bytes};
 use kernels_gpu::protocol::Expired;
 
 use super::super::gpus::{GpuChoice, GpusError};
-use super::super::options::{DEVICES, one_of};
+use super::super::options::{DEVICES, TRANSPORTS, one_of};
 use super::super::output::{JsonTarget, OutputError, emit};
 use super::super::pes::{self, PesError, World};
 use super::super::progress::Progress;
@@ -17,14 +17,17 @@ use super::super::{Exit, Invocation};
 use super::{Envelope, Machine};
 use crate::exec::ExecError;
 use crate::exec::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::exec::cuda::CudaExecutor;
 use crate::file::{FileError, check_writable};
-use crate::op::Device;
+use crate::op::{Device, Transport};
 use crate::world::{Pe, RunError, WorldError, WorldOptions, run_threads};
 
 mod measure;
 mod report;
 
 use measure::{Point, Samples, Sampling};
+pub(super) use report::significant;
 pub use report::{Measured, Settings};
 
 /// Measure messages between PEs, from inside kernels: put, signal and wait, both directions at once.
@@ -62,6 +65,9 @@ pub struct Args {
     #[command(flatten)]
     #[allow(missing_docs)] // documented at its type
     pub choice: GpuChoice,
+    /// How messages are written into the other PE's memory; auto: by stores where that works, put: by puts with signals.
+    #[arg(long, value_name = "TRANSPORT", default_value = "auto", value_parser = one_of::<Transport>(TRANSPORTS))]
+    pub transport: Transport,
     /// Bytes of a message: powers of two from 16 to 1M, with K or M for 1024 or 1024 x 1024.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16,256,4K,64K,1M", value_parser = size)]
     pub sizes: Vec<usize>,
@@ -172,7 +178,7 @@ impl Args {
     }
 
     fn sampling(&self) -> Sampling {
-        Sampling { warmup: self.warmup, samples: self.repeats }
+        Sampling { warmup: self.warmup, samples: self.repeats, transport: self.transport }
     }
 }
 
@@ -217,7 +223,11 @@ pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result
             measure::all(pe, &mut cpu, &points, args.sampling(), progress.of(pe))
         })?,
         #[cfg(feature = "cuda")]
-        Device::Cuda => on_gpus(args, &options, &points, pes, &progress)?,
+        Device::Cuda if args.transport == Transport::Put => return Err(ExecError::PutsOfThreads.into()),
+        #[cfg(feature = "cuda")]
+        Device::Cuda => on_gpus(pes, &options, pool_bytes(&points, pes), |pe, exec| {
+            measure::all(pe, exec, &points, args.sampling(), progress.of(pe))
+        })?,
         #[cfg(not(feature = "cuda"))]
         Device::Cuda => return Err(CommBenchError::NoCuda),
     };
@@ -237,7 +247,7 @@ pub(in crate::cli) fn exchange_for(device: Device, duration: Duration) -> Result
     const SIZES: [usize; 3] = [16, 4096, 64 << 10];
     const COMPARED: u32 = 100;
     let points = SIZES.map(|bytes| Point { bytes, blocks: 1 });
-    let sampling = Sampling { warmup: COMPARED, samples: 1 };
+    let sampling = Sampling { warmup: COMPARED, samples: 1, transport: Transport::Auto };
     let options = WorldOptions { heap_bytes: WORDS_ROOM, timeout: Duration::from_secs(10) };
     let begin = Instant::now();
     let body = |pe: &Pe, measure: &mut dyn FnMut() -> Result<Samples, CommBenchError>| {
@@ -258,37 +268,13 @@ pub(in crate::cli) fn exchange_for(device: Device, duration: Duration) -> Result
             body(pe, &mut || measure::all(pe, &mut cpu, &points, sampling, None))
         })?,
         #[cfg(feature = "cuda")]
-        Device::Cuda => {
-            use crate::world::virtual_pes::run_virtual_pes;
-            let gpus = all_gpus()?;
-            run_virtual_pes(2, &gpus, &options, pool_bytes(&points, 2), |virtual_pe| {
-                let (pe, mut exec) = (virtual_pe.pe, executor(virtual_pe, 2, gpus.len())?);
-                body(pe, &mut || measure::all(pe, &mut exec, &points, sampling, None))
-            })?
-        }
+        Device::Cuda => on_gpus(2, &options, pool_bytes(&points, 2), |pe, exec| {
+            body(pe, &mut || measure::all(pe, exec, &points, sampling, None))
+        })?,
         #[cfg(not(feature = "cuda"))]
         Device::Cuda => return Err(CommBenchError::NoCuda),
     };
     Ok(Exchanged { messages: all.iter().sum() })
-}
-
-/// The executor of one of `pes` PEs that are threads, on `gpus` GPUs.
-#[cfg(feature = "cuda")]
-fn executor(
-    on: &crate::world::virtual_pes::VirtualPe<'_>,
-    pes: usize,
-    gpus: usize,
-) -> Result<crate::exec::cuda::CudaExecutor, ExecError> {
-    use crate::exec::cuda::{CudaExecutor, Kernels, Sharing};
-    let sharing = Sharing { pes: pes.div_ceil(gpus), concurrent: false };
-    Ok(CudaExecutor::new(on.gpu, Kernels::direct(on.gpu)?, on.heap.clone(), sharing)?)
-}
-
-/// The GPUs of this process.
-#[cfg(feature = "cuda")]
-fn all_gpus() -> Result<Vec<crate::exec::cuda::Gpu>, ExecError> {
-    use crate::exec::cuda::Gpu;
-    Ok((0..Gpu::count()?).map(Gpu::open).collect::<Result<_, _>>()?)
 }
 
 /// What can be refused before PEs are started.
@@ -338,28 +324,30 @@ fn run_as(
         #[cfg(feature = "cuda")]
         Device::Cuda => {
             use super::super::gpus::GpuOfPe;
-            use crate::exec::cuda::{CudaExecutor, Kernels};
-            let GpuOfPe { gpu, nvshmem } = GpuOfPe::start(pe, pool_bytes(&points, pe.size()))?;
-            let measured = || -> Result<Samples, CommBenchError> {
-                let kernels = Kernels::direct(&gpu).map_err(ExecError::from)?;
-                let exec = CudaExecutor::new(&gpu, kernels, nvshmem.heap().clone(), nvshmem.sharing());
-                measure::all(pe, &mut exec.map_err(ExecError::from)?, &points, args.sampling(), progress.of(pe))
-            };
-            let (mine, version) = (measured(), nvshmem.version().to_string());
-            match &mine {
-                Ok(_) => nvshmem.close().map_err(ExecError::from)?,
-                Err(_) => nvshmem.abandon(),
+            let on_gpu = GpuOfPe::start(pe, args.transport, pool_bytes(&points, pe.size()))?;
+            let mine = on_gpu
+                .executor()
+                .map_err(CommBenchError::from)
+                .and_then(|mut exec| measure::all(pe, &mut exec, &points, args.sampling(), progress.of(pe)));
+            let version = on_gpu.nvshmem.version().to_string();
+            match mine {
+                Ok(mine) => {
+                    on_gpu.close()?;
+                    (mine, Some(version))
+                }
+                Err(error) => {
+                    on_gpu.abandon();
+                    return Err(error);
+                }
             }
-            (mine?, Some(version))
         }
         #[cfg(not(feature = "cuda"))]
         Device::Cuda => return Err(CommBenchError::NoCuda),
     };
     drop(progress);
-    let bytes: Vec<u8> = bytemuck::cast_slice(mine.as_flat()).to_vec();
-    let Some(all) = pe.gather("samples", 0, &bytes)? else { return Ok(Exit::Success) };
+    let Some(all) = pe.gather("samples", 0, &mine.to_bytes())? else { return Ok(Exit::Success) };
     let read = |(rank, bytes): (usize, &Vec<u8>)| {
-        Samples::from_flat(bytemuck::pod_collect_to_vec(bytes), points.len()).ok_or(CommBenchError::Unreadable { rank })
+        Samples::from_bytes(bytes, points.len()).ok_or(CommBenchError::Unreadable { rank })
     };
     let all = all.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
     tell(args, invocation, (device, World::Processes, nvshmem), &all, &points, out)
@@ -371,22 +359,25 @@ fn pool_bytes(points: &[Point], pes: usize) -> usize {
     measure::heap_bytes(points, pes)
 }
 
-/// PEs as threads, dealt out to all GPUs of this process.
+/// Runs `body` on PEs that are threads, dealt out to all GPUs of this process.
 #[cfg(feature = "cuda")]
-fn on_gpus(
-    args: &Args,
-    options: &WorldOptions,
-    points: &[Point],
+fn on_gpus<T: Send>(
     pes: usize,
-    progress: &Bar,
-) -> Result<Vec<Samples>, CommBenchError> {
+    options: &WorldOptions,
+    pool_bytes: usize,
+    body: impl Fn(&Pe, &mut CudaExecutor) -> Result<T, CommBenchError> + Sync,
+) -> Result<Vec<T>, CommBenchError> {
+    use crate::exec::cuda::{Gpu, Kernels, Sharing};
     use crate::world::virtual_pes::run_virtual_pes;
-    let gpus = all_gpus()?;
-    let samples = run_virtual_pes(pes, &gpus, options, pool_bytes(points, pes), |virtual_pe| {
-        let (pe, mut exec) = (virtual_pe.pe, executor(virtual_pe, pes, gpus.len())?);
-        measure::all(pe, &mut exec, points, args.sampling(), progress.of(pe))
+    let gpus = || (0..Gpu::count()?).map(Gpu::open).collect::<Result<Vec<_>, _>>();
+    let gpus = gpus().map_err(ExecError::from)?;
+    let sharing = Sharing { pes: pes.div_ceil(gpus.len()), concurrent: false };
+    let all = run_virtual_pes(pes, &gpus, options, pool_bytes, |virtual_pe| {
+        let kernels = Kernels::direct(virtual_pe.gpu).map_err(ExecError::from)?;
+        let exec = CudaExecutor::new(virtual_pe.gpu, kernels, virtual_pe.heap.clone(), sharing);
+        body(virtual_pe.pe, &mut exec.map_err(ExecError::from)?)
     })?;
-    Ok(samples)
+    Ok(all)
 }
 
 fn tell(
@@ -398,7 +389,7 @@ fn tell(
     out: &mut impl Write,
 ) -> Result<Exit, CommBenchError> {
     let pes = all.len();
-    let settings = Settings::new(device, world, pes, args.sampling());
+    let settings = Settings::new(device, world, all, args.sampling());
     let measured = points.iter().enumerate().filter_map(|(i, &point)| report::measured(all, i, point, device, pes));
     let envelope =
         Envelope::new("comm", invocation, Machine::this(nvshmem), settings, measured.collect::<Vec<Measured>>());

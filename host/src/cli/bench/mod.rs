@@ -12,6 +12,7 @@ use super::{Exit, Invocation};
 pub mod comm;
 mod date;
 mod machine;
+pub mod op;
 mod summary;
 
 pub use machine::Machine;
@@ -30,6 +31,7 @@ pub struct Args {
 #[allow(missing_docs)] // each has its description at its arguments
 pub enum What {
     Comm(comm::Args),
+    Op(Box<op::Args>),
 }
 
 /// A measurement could not be made, or not be written.
@@ -38,6 +40,8 @@ pub enum What {
 pub enum BenchCommandError {
     #[error(transparent)]
     Comm(#[from] comm::CommBenchError),
+    #[error(transparent)]
+    Op(#[from] op::OpBenchError),
 }
 
 /// Measures what `args` say and writes the table to `out`.
@@ -47,6 +51,7 @@ pub enum BenchCommandError {
 pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result<Exit, BenchCommandError> {
     match &args.what {
         What::Comm(args) => Ok(comm::run(args, invocation, out)?),
+        What::Op(args) => Ok(op::run(args, invocation, out)?),
     }
 }
 

@@ -46,11 +46,12 @@ impl<'pe> Operation<'pe> {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda => {
-                let mut on = GpuOfPe::start(pe, pool_bytes)?;
-                match on.executor(config.transport).and_then(|exec| ContextParallel::on(pe, config, exec)) {
-                    Ok(op) => Ok(Operation::Cuda { op: Box::new(op), nvshmem: on.nvshmem }),
+                let on_gpu = GpuOfPe::start(pe, config.transport, pool_bytes)?;
+                let exec = on_gpu.executor().map_err(OpError::from);
+                match exec.and_then(|exec| ContextParallel::on(pe, config, exec)) {
+                    Ok(op) => Ok(Operation::Cuda { op: Box::new(op), nvshmem: on_gpu.nvshmem }),
                     Err(error) => {
-                        on.nvshmem.abandon();
+                        on_gpu.abandon();
                         Err(error)
                     }
                 }

@@ -17,11 +17,9 @@ use crate::world::{Pe, RunError, WorldOptions};
 #[cfg(feature = "cuda")]
 use crate::{
     cli::gpus::GpuOfPe,
-    exec::{
-        ExecError,
-        cuda::{CudaError, CudaExecutor, Kernels},
-    },
+    exec::{ExecError, cuda::CudaExecutor},
     heap::{DevicePool, Heap, PoolMemory},
+    op::Transport,
 };
 
 /// Symmetric memory on a GPU, enough for the slots of every case.
@@ -47,7 +45,7 @@ impl<'pe> Crew<'pe> {
                 gpu: None,
             }),
             #[cfg(feature = "cuda")]
-            Device::Cuda => Ok(Self { pe, device, gpu: Some(GpuOfPe::start(pe, POOL_BYTES)?) }),
+            Device::Cuda => Ok(Self { pe, device, gpu: Some(GpuOfPe::start(pe, Transport::Auto, POOL_BYTES)?) }),
             #[cfg(not(feature = "cuda"))]
             Device::Cuda => Err(OpError::NoCuda),
         }
@@ -109,6 +107,26 @@ impl<'pe> Crew<'pe> {
         Ok(Some(Ok(joined)))
     }
 
+    /// After the last case, on all PEs: ends what is collective.
+    ///
+    /// # Errors
+    /// [`OpError`] if another PE does not come.
+    pub fn close(self) -> Result<(), OpError> {
+        #[cfg(feature = "cuda")]
+        if let Some(on_gpu) = self.gpu {
+            on_gpu.close()?;
+        }
+        Ok(())
+    }
+
+    /// After a failure: waits for nobody.
+    pub fn abandon(self) {
+        #[cfg(feature = "cuda")]
+        if let Some(on_gpu) = self.gpu {
+            on_gpu.abandon();
+        }
+    }
+
     /// What one PE computes, as bytes.
     fn part(
         &self,
@@ -120,7 +138,7 @@ impl<'pe> Crew<'pe> {
     ) -> Result<Vec<u8>, OpError> {
         #[cfg(feature = "cuda")]
         if let Some(on_gpu) = &self.gpu {
-            let exec = executor(on_gpu, pe).map_err(ExecError::from)?;
+            let exec = executor(on_gpu, pe)?;
             return one_part(ContextParallel::on(pe, config, exec)?, plan, inputs, upstream);
         }
         one_part(ContextParallel::new(pe, config)?, plan, inputs, upstream)
@@ -145,13 +163,12 @@ const FAILED: u8 = 2;
 
 /// An executor of `few`, a PE of a smaller world, in the symmetric memory of all.
 #[cfg(feature = "cuda")]
-fn executor(on_gpu: &GpuOfPe<'_>, few: &Pe) -> Result<CudaExecutor, CudaError> {
+fn executor(on_gpu: &GpuOfPe<'_>, few: &Pe) -> Result<CudaExecutor, ExecError> {
     let memory = on_gpu.nvshmem.heap().memory();
     let addresses = (0..few.size()).map(|rank| memory.address(rank)).collect();
     // SAFETY: addresses of the pool that NVSHMEM gave, which stays up until the process ends; nothing is ever allocated from
     // the heap of all, and the case before has ended on every PE.
     let pool =
         unsafe { DevicePool::new(few.rank(), &on_gpu.gpu, memory.capacity(), addresses, std::sync::Arc::new(())) }?;
-    let kernels = Kernels::direct(&on_gpu.gpu)?;
-    CudaExecutor::new(&on_gpu.gpu, kernels, Heap::over(few, pool), on_gpu.nvshmem.sharing())
+    on_gpu.executor_in(Heap::over(few, pool))
 }

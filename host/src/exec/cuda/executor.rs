@@ -1,6 +1,6 @@
 //! Steps on a GPU.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::{TrapRecord, Watch};
@@ -9,7 +9,7 @@ use super::buffers::{Buffers, Counted, Use};
 use super::{CudaError, DeviceBuffer, Event, Gpu, HostBuffer, Kernels, Shape, Stream};
 use crate::exec::cpu::code;
 use crate::exec::{
-    Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Waits,
+    Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits,
 };
 use crate::heap::{DevicePool, Heap};
 use crate::tensor::{Data, Dtype, Tensor, TensorView};
@@ -240,11 +240,14 @@ impl Executor for CudaExecutor {
         Ok(())
     }
 
-    fn take_times(&mut self) -> Result<Vec<Duration>, ExecError> {
+    fn take_times(&mut self) -> Result<Times, ExecError> {
         self.stream.synchronize()?;
-        let mut times = Vec::with_capacity(self.timed.len());
+        let mut times = Times::default();
+        if let (Some((first, _)), Some((_, last))) = (self.timed.first(), self.timed.last()) {
+            times.span = last.since(first)?;
+        }
         for (begin, end) in std::mem::take(&mut self.timed) {
-            times.push(end.since(&begin)?);
+            times.launches.push(end.since(&begin)?);
             self.spare.extend([begin, end]);
         }
         Ok(times)

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::{CudaError, Function, Gpu, Module};
+use crate::exec::{hopper_entries, local_entries, sending_entries};
 
 /// The device module of this build: all kernels, for Hopper.
 pub static DEVICE_MODULE: &[u8] = include_bytes!(env!("DELTALINK_DEVICE_MODULE"));
-/// The portable kernels with NVSHMEM's device library: they reach PEs by puts as well.
+/// The portable kernels that write into other PEs' memory, with NVSHMEM's device library: they reach PEs by puts as well.
 static NVSHMEM_MODULE: &[u8] = include_bytes!(env!("DELTALINK_NVSHMEM_MODULE"));
 
 /// A loaded module's kernels, by name. A clone is the same.
@@ -30,34 +31,27 @@ impl Kernels {
         if let Some(kernels) = loaded.get(&ordinal) {
             return Ok(kernels.clone());
         }
-        let kernels = Self::load(gpu, "deltalink", DEVICE_MODULE, true)?;
+        let module = gpu.load("deltalink", DEVICE_MODULE)?;
+        let names = [local_entries(), sending_entries(), hopper_entries()].concat();
+        let functions = Arc::new(functions(&module, names)?.collect());
+        let kernels = Self { module, functions, hopper: true };
         loaded.insert(ordinal, kernels.clone());
         Ok(kernels)
     }
 
-    /// The kernels that also put, for [`Nvshmem::attach`](crate::world::nvshmem::Nvshmem::attach) before the first launch.
+    /// The portable kernels, of which those that write into other PEs' memory also put. They work once NVSHMEM knows their
+    /// [module](Self::module): [`Nvshmem::kernels`](crate::world::nvshmem::Nvshmem::kernels) sees to that.
     ///
     /// # Errors
     /// As [`direct`](Self::direct).
-    pub fn with_nvshmem(gpu: &Gpu) -> Result<Self, CudaError> {
-        Self::load(gpu, "deltalink with NVSHMEM", NVSHMEM_MODULE, false)
+    pub(crate) fn with_nvshmem(gpu: &Gpu) -> Result<Self, CudaError> {
+        let module = gpu.load("deltalink with NVSHMEM", NVSHMEM_MODULE)?;
+        let mut all = HashMap::clone(&Self::direct(gpu)?.functions);
+        all.extend(functions(&module, sending_entries())?);
+        Ok(Self { module, functions: Arc::new(all), hopper: false })
     }
 
-    /// All kernels at once and before any launch: loading one may wait for the kernels that run, and those may wait for a PE
-    /// that has yet to launch.
-    fn load(gpu: &Gpu, name: &str, image: &[u8], hopper: bool) -> Result<Self, CudaError> {
-        let module = gpu.load(name, image)?;
-        let mut functions = HashMap::new();
-        let hopper_entries = if hopper { crate::exec::hopper_entries() } else { Vec::new() };
-        for name in crate::exec::portable_entries().into_iter().chain(hopper_entries) {
-            let function = module.function(&name)?;
-            function.allow_shared(kernels_gpu::tile::SHARED_BYTES as u32)?;
-            functions.insert(name, function);
-        }
-        Ok(Self { module, functions: Arc::new(functions), hopper })
-    }
-
-    /// The module.
+    /// The module that has the kernels which write into other PEs' memory.
     pub fn module(&self) -> &Module {
         &self.module
     }
@@ -74,4 +68,15 @@ impl Kernels {
     pub(super) fn function(&self, name: &str) -> &Function {
         &self.functions[name]
     }
+}
+
+/// Kernels of `module`, by name, all at once and before any launch: loading one may wait for the kernels that run, and those
+/// may wait for a PE that has yet to launch.
+fn functions(module: &Module, names: Vec<String>) -> Result<impl Iterator<Item = (String, Function)>, CudaError> {
+    let function = |name: String| {
+        let function = module.function(&name)?;
+        function.allow_shared(kernels_gpu::tile::SHARED_BYTES as u32)?;
+        Ok((name, function))
+    };
+    Ok(names.into_iter().map(function).collect::<Result<Vec<_>, CudaError>>()?.into_iter())
 }

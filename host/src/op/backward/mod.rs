@@ -141,8 +141,8 @@ impl BackwardStep<'_> {
         let mut common = Common::new(step.inputs, checked.then_some(&checker), &peer_failed);
 
         let on_host = step.waits_on_host(exec);
-        if on_host {
-            // Allocating may wait for what runs on the device.
+        if on_host || step.aligned {
+            // Allocating may wait for what runs on the device of another PE.
             step.pe.barrier("memory for the step")?;
         }
         if !memory.records_were_kept {

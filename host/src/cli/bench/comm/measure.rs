@@ -6,9 +6,10 @@ use kernels_gpu::protocol::{ChannelLayout, TrapRecord, Watch};
 
 use super::super::super::progress::Progress;
 use super::CommBenchError;
-use crate::exec::{ExecError, Executor, Grid, Image, Launch, SymmetricBytes};
+use crate::exec::{Executor, Grid, Image, Launch, SymmetricBytes};
 use crate::heap::ALIGN;
 use crate::inputs::Op;
+use crate::op::Transport;
 use crate::tensor::Dtype;
 use crate::world::Pe;
 
@@ -36,6 +37,8 @@ pub(super) struct Sampling {
     pub warmup: u32,
     /// Samples.
     pub samples: u32,
+    /// How messages travel.
+    pub transport: Transport,
 }
 
 /// Nanoseconds of one exchange, for each point and sample, on one PE.
@@ -43,18 +46,26 @@ pub(super) struct Sampling {
 pub(super) struct Samples {
     flat: Vec<f64>,
     points: usize,
+    puts: bool,
 }
 
 impl Samples {
-    /// All of them, point by point.
-    pub fn as_flat(&self) -> &[f64] {
-        &self.flat
+    /// For another PE.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        [&[u8::from(self.puts)], bytemuck::cast_slice(&self.flat)].concat()
     }
 
-    /// From what [`as_flat`](Self::as_flat) gave; nothing if it is not that of `points` points.
-    pub fn from_flat(flat: Vec<f64>, points: usize) -> Option<Self> {
+    /// From what [`to_bytes`](Self::to_bytes) gave; nothing if it is not that of `points` points.
+    pub fn from_bytes(bytes: &[u8], points: usize) -> Option<Self> {
+        let (&puts, flat) = bytes.split_first()?;
+        let flat: Vec<f64> = (flat.len() % size_of::<f64>() == 0).then(|| bytemuck::pod_collect_to_vec(flat))?;
         let fits = points > 0 && !flat.is_empty() && flat.len().is_multiple_of(points);
-        fits.then_some(Self { flat, points })
+        fits.then_some(Self { flat, points, puts: puts == 1 })
+    }
+
+    /// Whether messages went by puts rather than stores.
+    pub fn by_puts(&self) -> bool {
+        self.puts
     }
 
     /// Those of point `i`.
@@ -93,11 +104,15 @@ pub(super) fn all<X: Executor>(
     sampling: Sampling,
     progress: Option<&Progress>,
 ) -> Result<Samples, CommBenchError> {
-    let memory = Memory {
-        payload: exec.symmetric(pe, "slots to measure", slots(points).next_multiple_of(ALIGN))?,
-        words: exec.symmetric(pe, "signals to measure", words_bytes(points, pe.size()))?,
-        layout: layout(points, pe.size()),
+    let payload = exec.symmetric(pe, "slots to measure", slots(points).next_multiple_of(ALIGN))?;
+    let words = exec.symmetric(pe, "signals to measure", words_bytes(points, pe.size()))?;
+    let way = |rank: usize| {
+        let reached = payload.addresses[rank].is_some() && words.addresses[rank].is_some();
+        let stores = rank == pe.rank() || (reached && sampling.transport == Transport::Auto);
+        if stores { Way::Stores } else { Way::Puts }
     };
+    let ways: Vec<Way> = (0..pe.size()).map(way).collect();
+    let memory = Memory { payload, words, ways, layout: layout(points, pe.size()) };
     // Words only grow: epochs go on from point to point.
     let mut epoch = 0;
     let mut flat = Vec::with_capacity(points.len() * sampling.samples as usize);
@@ -112,13 +127,15 @@ pub(super) fn all<X: Executor>(
     }
     // Nobody gives its memory back while a partner may still write there.
     pe.barrier("the end of the measurement")?;
-    Ok(Samples { flat, points: points.len() })
+    Ok(Samples { flat, points: points.len(), puts: memory.ways[pe.rank() ^ 1] == Way::Puts })
 }
 
 /// Symmetric memory of the measurement.
 struct Memory {
     payload: SymmetricBytes,
     words: SymmetricBytes,
+    /// By rank.
+    ways: Vec<Way>,
     layout: ChannelLayout,
 }
 
@@ -132,14 +149,18 @@ impl Memory {
         epoch: &mut u64,
     ) -> Result<Vec<f64>, CommBenchError> {
         let Point { bytes, blocks } = point;
-        let Sampling { warmup, samples } = sampling;
+        let Sampling { warmup, samples, .. } = sampling;
         let mut image = Image::default();
-        let (payload, words) = (image.push(&reached(&self.payload)?), image.push(&reached(&self.words)?));
-        let ways = image.push(&vec![Way::Stores as u32; pe.size()]);
+        // 0 where a PE is not reached.
+        let addresses = |of: &SymmetricBytes| of.addresses.iter().map(|at| at.unwrap_or(0)).collect::<Vec<u64>>();
+        let payload = image.push(&addresses(&self.payload));
+        let words = image.push(&addresses(&self.words));
+        let ways = image.push(&self.ways.iter().map(|&way| way as u32).collect::<Vec<_>>());
         let trap = image.push_zeroed::<TrapRecord>(1);
         let wrong = image.push_zeroed::<u64>(1);
         let ticks = image.push_zeroed::<u64>(blocks * (samples as usize + 1));
         let base = exec.put_image(&image)?;
+        let watch = Array { addr: exec.watch()?, len: (size_of::<Watch>() / size_of::<u64>()) as u64 };
         let none = Array { addr: 0, len: 0 };
         let (rank, partner) = (pe.rank(), pe.rank() ^ 1);
         let params = CommBenchParams {
@@ -150,7 +171,7 @@ impl Memory {
                 words: words.at(base),
                 ways: ways.at(base),
                 trap: trap.at(base),
-                watch: Array { addr: exec.watch()?, len: (size_of::<Watch>() / size_of::<u64>()) as u64 },
+                watch,
                 stats: none,
                 epoch: none,
                 timeout_ns: pe.timeout().as_nanos() as u64,
@@ -196,12 +217,6 @@ impl Memory {
     }
 }
 
-/// Where each PE's copy is stored to.
-fn reached(object: &SymmetricBytes) -> Result<Vec<u64>, ExecError> {
-    let address = |(rank, address): (usize, &Option<u64>)| address.ok_or(ExecError::NotReached { rank });
-    object.addresses.iter().enumerate().map(address).collect()
-}
-
 /// Nanoseconds of an exchange in each sample: those of the block that took longest.
 fn slowest(ticks: &[u64], blocks: usize, rounds: f64) -> Vec<f64> {
     let boundaries = ticks.len() / blocks;
@@ -234,9 +249,12 @@ mod tests {
 
     #[test]
     fn samples_survive_the_way_between_pes() {
-        let samples = Samples { flat: vec![1.0, 2.0, 3.0, 4.0], points: 2 };
-        assert_eq!(Samples::from_flat(samples.as_flat().to_vec(), 2), Some(samples.clone()));
+        let samples = Samples { flat: vec![1.0, 2.0, 3.0, 4.0], points: 2, puts: true };
+        let bytes = samples.to_bytes();
+        assert_eq!(Samples::from_bytes(&bytes, 2), Some(samples.clone()));
         assert_eq!(samples.of_point(1), [3.0, 4.0]);
-        assert_eq!(Samples::from_flat(vec![1.0; 3], 2), None);
+        for (cut, points) in [(bytes.len() - 1, 2), (bytes.len() - 8, 2), (1, 2), (0, 2), (bytes.len(), 0)] {
+            assert_eq!(Samples::from_bytes(&bytes[..cut], points), None, "{cut} bytes, {points} points");
+        }
     }
 }

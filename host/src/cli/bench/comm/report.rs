@@ -19,7 +19,8 @@ pub struct Settings {
     pub world: World,
     /// Number of PEs, which exchange in pairs.
     pub pes: usize,
-    /// How messages travelled: `stores` are a kernel's own stores into the partner's memory, then a signal with release.
+    /// How messages travelled: `stores` are a kernel's own stores into the partner's memory, then a signal with release;
+    /// `puts` are NVSHMEM's puts with signals out of a PE's own memory, on the CPU a copy and a signal.
     pub path: &'static str,
     /// Exchanges before the first sample of a point.
     pub warmup: u32,
@@ -28,8 +29,9 @@ pub struct Settings {
 }
 
 impl Settings {
-    pub(super) fn new(device: Device, world: World, pes: usize, sampling: Sampling) -> Self {
-        Self { device, world, pes, path: "stores", warmup: sampling.warmup, repeats: sampling.samples }
+    pub(super) fn new(device: Device, world: World, all: &[Samples], sampling: Sampling) -> Self {
+        let path = if all.iter().any(Samples::by_puts) { "puts" } else { "stores" };
+        Self { device, world, pes: all.len(), path, warmup: sampling.warmup, repeats: sampling.samples }
     }
 }
 
@@ -70,10 +72,12 @@ pub(super) fn measured(all: &[Samples], i: usize, point: Point, device: Device, 
 
 /// The table with its head.
 pub(super) fn text(envelope: &Envelope<Settings, Measured>) -> String {
-    let Settings { device, world, pes, warmup, repeats, .. } = &envelope.settings;
-    let place = match device {
-        Device::Cpu => "on the CPU: stores between cores, no network and no NVLink",
-        Device::Cuda => "on GPUs: a kernel's own stores into the partner's memory",
+    let Settings { device, world, pes, path, warmup, repeats } = &envelope.settings;
+    let place = match (device, *path) {
+        (Device::Cpu, "puts") => "on the CPU: copies between cores, no network and no NVLink",
+        (Device::Cpu, _) => "on the CPU: stores between cores, no network and no NVLink",
+        (Device::Cuda, "puts") => "on GPUs: NVSHMEM's puts with signals",
+        (Device::Cuda, _) => "on GPUs: a kernel's own stores into the partner's memory",
     };
     let mut text = envelope.head();
     text += &format!(
@@ -99,7 +103,7 @@ pub(super) fn text(envelope: &Envelope<Settings, Measured>) -> String {
 }
 
 /// Three significant digits, without an exponent.
-fn significant(x: f64) -> String {
+pub(in super::super) fn significant(x: f64) -> String {
     let decimals = match x.abs() {
         0.0 => 0,
         x => (2 - x.log10().floor() as i32).clamp(0, 6) as usize,

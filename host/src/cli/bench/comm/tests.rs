@@ -49,6 +49,16 @@ fn every_point_is_measured_and_its_contents_arrive() {
 }
 
 #[test]
+fn puts_arrive_as_stores_do() {
+    let args = args(&["--transport", "put", "--sizes", "16,64K", "--blocks", "2", "--repeats", "3", "--json", "-"]);
+    let mut out = Vec::new();
+    assert_eq!(run(&args, &invocation(), &mut out).expect("measured"), Exit::Success);
+    let json: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
+    assert_eq!(json["settings"]["path"], "puts");
+    assert_eq!(json["points"].as_array().expect("points").len(), 2);
+}
+
+#[test]
 fn the_table_says_that_it_is_the_cpu() {
     let args = args(&["--sizes", "16", "--blocks", "1", "--repeats", "2"]);
     let mut out = Vec::new();
@@ -81,7 +91,8 @@ fn a_partner_that_stays_away_ends_the_wait() {
             std::thread::sleep(Duration::from_secs(1));
             return Ok(());
         }
-        measure::all(pe, &mut cpu, &points, Sampling { warmup: 1, samples: 1 }, None).map(drop)
+        measure::all(pe, &mut cpu, &points, Sampling { warmup: 1, samples: 1, transport: Transport::Auto }, None)
+            .map(drop)
     });
     let error = CommBenchError::from(outcome.expect_err("PE 1 sent nothing")).to_string();
     assert!(error.contains("with 1 blocks of 16 bytes: PE 0, step 4, waited"), "{error}");
