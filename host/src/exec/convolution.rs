@@ -67,14 +67,19 @@ impl Kernel for SumParams {
     }
 }
 
-/// Names of the kernels of a device module that write into other PEs' memory.
+/// Names, in a device module, of those of these kernels that write into other PEs' memory.
 #[cfg(feature = "cuda")]
-pub(super) fn sending_entries(dtype: Dtype) -> [String; 2] {
-    [ConvolveParams::device_entry(Op::Kda, dtype), ConvolveBackParams::device_entry(Op::Kda, dtype)]
+pub(super) fn sending_entries() -> Vec<String> {
+    let mut names = Vec::new();
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+        names.push(ConvolveParams::device_entry(Op::Kda, dtype));
+        names.push(ConvolveBackParams::device_entry(Op::Kda, dtype));
+    }
+    names
 }
 
-/// Name of the kernel that does not.
+/// Names of the others.
 #[cfg(feature = "cuda")]
-pub(super) fn local_entry() -> String {
-    SumParams::device_entry(Op::Kda, Dtype::F32)
+pub(super) fn local_entries() -> Vec<String> {
+    vec![SumParams::device_entry(Op::Kda, Dtype::F32)]
 }

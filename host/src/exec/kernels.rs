@@ -152,6 +152,7 @@ impl Kernel for CommBenchParams {
 #[cfg(feature = "cuda")]
 pub(super) fn sending_entries() -> Vec<String> {
     let mut names = vec![CommBenchParams::NAME.to_owned()];
+    names.extend(super::convolution::sending_entries());
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         names.extend([
             ScanParams::device_entry(Op::Kda, dtype),
@@ -166,7 +167,8 @@ pub(super) fn sending_entries() -> Vec<String> {
 /// Names of the others that there are for every device.
 #[cfg(feature = "cuda")]
 pub(super) fn local_entries() -> Vec<String> {
-    let mut names = vec![ReduceParams::device_entry(Op::Kda, Dtype::F32), super::convolution::local_entry()];
+    let mut names = vec![ReduceParams::device_entry(Op::Kda, Dtype::F32)];
+    names.extend(super::convolution::local_entries());
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         for op in [Op::Kda, Op::Gdn] {
             names.extend([PrepParams::device_entry(op, dtype), GradParams::device_entry(op, dtype)]);

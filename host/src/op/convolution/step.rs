@@ -276,14 +276,16 @@ impl Step<'_> {
         let stats: StepStats = bytemuck::cast_slice(&image.get::<u64>(parts.stats))[0];
         let mut report = Report { tokens: self.sizes.b * self.sizes.t, ..Report::default() };
         let times = exec.take_times()?;
-        let kernels = launched.iter().zip(times.launches).map(|(&kernel, time)| KernelTime { kernel, time });
-        report.kernels = kernels.collect();
+        report.kernels =
+            launched.iter().zip(times.launches).map(|(&kernel, time)| KernelTime { kernel, time }).collect();
         report.device_time = times.span;
         report.count(&stats, exec.concurrency());
         let total: Duration = report.kernels.iter().map(|kernel| kernel.time).sum();
         report.compute = total.saturating_sub(report.exposed_wait + report.slot_wait);
         report.scratch_bytes = exec.scratch_bytes();
         report.heap_bytes = exec.heap_bytes(self.pe);
+        report.peak_device_bytes = exec.peak_device_bytes(self.pe);
+        report.waits = exec.waits();
         Ok(report)
     }
 }
