@@ -159,7 +159,6 @@ pub(super) fn sending_entries() -> Vec<String> {
             FixParams::device_entry(Op::Kda, dtype),
             ScanBackParams::device_entry(Op::Kda, dtype),
         ]);
-        names.extend(super::convolution::sending_entries(dtype));
     }
     names
 }
