@@ -292,7 +292,9 @@ fn run_as(
         Device::Cuda => {
             use super::super::gpus::GpuOfPe;
             let on = GpuOfPe::start(pe, setup.transport, setup.heap_bytes(pe.size())?).map_err(OpError::from)?;
-            let mine = all_groups(setup, |group| measure::group(pe, || on.executor(), setup, group, shown));
+            let mine = all_groups(setup, |group| {
+                measure::group(pe, || on.executor().map_err(OpError::from), setup, group, shown)
+            });
             let version = on.nvshmem.version().to_string();
             match &mine {
                 Ok(_) => on.close().map_err(OpError::from)?,
