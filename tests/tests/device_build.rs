@@ -208,8 +208,21 @@ fn registers_cannot_be_moved_in_a_linked_module() {
     assert!(message.contains("special: setmaxnreg is ignored"), "{message}");
 }
 
+/// Bytes that a kernel may spill, by the start of its name. Those for Hopper spill around their loops, not inside; the
+/// convolutions pay with theirs for more blocks on a multiprocessor. All others spill nothing.
+const SPILLS: [(&str, u64); 8] = [
+    ("convolve_back_", 800),
+    ("convolve_", 350),
+    ("fix_out_bf16_hopper", 100),
+    ("grad_", 300),
+    ("prep_gdn_bf16_hopper", 400),
+    ("prep_kda_bf16_hopper", 400),
+    ("scan_back_", 300),
+    ("scan_push_bf16_hopper_", 1300),
+];
+
 #[test]
-fn the_kernels_keep_nothing_in_local_memory() {
+fn the_kernels_keep_no_arrays_in_local_memory_and_products_stay_asynchronous() {
     if probe("unused").is_none() {
         return;
     }
@@ -231,8 +244,15 @@ fn the_kernels_keep_nothing_in_local_memory() {
     for kernel in &resources {
         let name = &kernel.kernel;
         assert_eq!(kernel.static_shared_bytes, 0, "{name}: shared memory is dynamic throughout");
-        let local = (kernel.local_arrays, kernel.stack_bytes, kernel.spill_store_bytes, kernel.spill_load_bytes);
-        assert_eq!(local, (0, 0, 0, 0), "{name}: arrays, stack, spills");
+        let spills = SPILLS.iter().find(|(start, _)| name.starts_with(start)).map_or(0, |&(_, bytes)| bytes);
+        let local = (kernel.stack_bytes, kernel.spill_store_bytes, kernel.spill_load_bytes);
+        assert_eq!(kernel.local_arrays, 0, "{name}: arrays");
+        assert!(
+            [local.0, local.1, local.2].iter().all(|&bytes| bytes <= spills),
+            "{name}: {local:?}, allowed {spills}"
+        );
+        assert!(kernel.serialized_wgmma.is_empty(), "{name}: {:?}", kernel.serialized_wgmma);
+        assert!(!kernel.setmaxnreg_ignored, "{name}: setmaxnreg is ignored");
         // That of the block and those of up to four warpgroups, by numbers that the assembler sees.
         assert!(kernel.barriers <= 5, "{name}: {} barriers", kernel.barriers);
         for barrier in module.functions[name].body.iter().filter(|line| line.trim_start().starts_with("bar.")) {
