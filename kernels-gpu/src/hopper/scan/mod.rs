@@ -9,108 +9,25 @@
 //! o^T  = S^T qg^T + R^T Aqk^T               (8 + 4)
 //! S^T <- S^T diag(decay) + R^T kg           (4 of 64 x 128 x 16)
 //! ```
-//! The output of a chunk is rounded and stored while the first products of the next one run.
+//! The output of a chunk is rounded into the place of v, from where the feeding warpgroup takes it away.
+
+mod feed;
+mod pipeline;
 
 use cuda_std::{ptx, thread, warp};
 
 use super::{
-    CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_A, RECORD_AQK, RECORD_KG, RECORD_QG, RECORD_W, by_columns, by_rows,
-    column_step, repeat, row_step, scan_stage_bytes, scan_stages, wait,
+    CHANNELS, PANEL, RECORD, RECORD_A, RECORD_AQK, RECORD_KG, RECORD_QG, RECORD_W, by_columns, by_rows, column_step,
+    repeat, row_step, wait,
 };
+use feed::feed;
+use pipeline::*;
+
 use crate::comm::{Port, STEP_SCAN};
 use crate::element::DtypeCode;
-use crate::params::{Chunk, NONE, ScanItem, ScanParams, Segment, StampKind, StepMode};
+use crate::params::{NONE, ScanItem, ScanParams, Segment, StampKind, StepMode};
 use crate::scan::{Columns, hand_over, initial_state};
 use crate::tile::{RESERVED_BYTES, Shared, Warpgroup, tile_bytes};
-
-/// Columns of the state of one warpgroup.
-const COLUMNS: u32 = 64;
-/// Threads of a warpgroup.
-const THREADS: u32 = 128;
-/// Threads that carry v and outputs: all of the feeding warpgroup but its first warp.
-const CARRIERS: u32 = 96;
-
-/// Shared addresses of the pipeline.
-#[derive(Clone, Copy)]
-struct Pipeline<const N: usize> {
-    /// Stages, each [`scan_stage_bytes`].
-    base: u32,
-    /// Decay rows of the stages.
-    decay: u32,
-    /// Barriers: eight of each stage.
-    barriers: u32,
-}
-
-/// w, A' and v have arrived.
-const FULL_FIRST: u32 = 0;
-/// qg and Aqk have arrived.
-const FULL_OUTPUT: u32 = 8;
-/// kg and decay have arrived.
-const FULL_UPDATE: u32 = 16;
-/// w and A' are not needed any more.
-const EMPTY_FIRST: u32 = 24;
-/// qg and Aqk are not needed any more.
-const EMPTY_OUTPUT: u32 = 32;
-/// kg and decay are not needed any more.
-const EMPTY_UPDATE: u32 = 40;
-/// The outputs lie in the place of v.
-const DONE: u32 = 48;
-
-/// A chunk's place in the pipeline.
-#[derive(Clone, Copy)]
-struct Place {
-    stage: u32,
-    barriers: u32,
-    decay: u32,
-    parity: u32,
-}
-
-impl<const N: usize> Pipeline<N> {
-    #[inline(always)]
-    fn new(base: u32) -> Self {
-        let stages = scan_stages(N);
-        let decay = base + stages * scan_stage_bytes(N);
-        Self { base, decay, barriers: decay + stages * CHANNELS as u32 * 4 }
-    }
-
-    /// Makes the barriers; by one thread.
-    ///
-    /// # Safety
-    /// The pipeline's memory is the block's and nobody uses it yet.
-    #[inline(always)]
-    unsafe fn init(&self) {
-        let walkers = 4 * N as u32;
-        let mut stage = 0;
-        while stage < scan_stages(N) {
-            let at = self.barriers + 64 * stage;
-            // SAFETY: by contract.
-            unsafe {
-                ptx::mbarrier_init(at + FULL_FIRST, 1 + CARRIERS / 32);
-                ptx::mbarrier_init(at + FULL_OUTPUT, 1);
-                ptx::mbarrier_init(at + FULL_UPDATE, 1);
-                ptx::mbarrier_init(at + EMPTY_FIRST, walkers);
-                ptx::mbarrier_init(at + EMPTY_OUTPUT, walkers);
-                ptx::mbarrier_init(at + EMPTY_UPDATE, walkers);
-                ptx::mbarrier_init(at + DONE, walkers);
-            }
-            stage += 1;
-        }
-        // SAFETY: orders this thread's writes.
-        unsafe { ptx::fence_mbarrier_init() };
-    }
-
-    /// Chunk number `number`, counted over all items of the block.
-    #[inline(always)]
-    fn place(&self, number: u32) -> Place {
-        let (stage, turn) = (number % scan_stages(N), number / scan_stages(N));
-        Place {
-            stage: self.base + stage * scan_stage_bytes(N),
-            barriers: self.barriers + 64 * stage,
-            decay: self.decay + stage * CHANNELS as u32 * 4,
-            parity: turn & 1,
-        }
-    }
-}
 
 /// Persistent grid: blocks take items by ticket until there are no more. Blocks of `N + 1` warpgroups.
 #[inline(always)]
@@ -358,192 +275,5 @@ impl<const CORRECTED: bool> Outputs<'_, '_, CORRECTED> {
             warp::sync();
             release(lane, at.barriers + DONE);
         }
-    }
-}
-
-/// The feeding warpgroup: one thread brings records, three warps bring v and take outputs away.
-#[inline(always)]
-fn feed<const N: usize>(
-    wg: &Warpgroup<'_>,
-    p: &ScanParams,
-    pipeline: &Pipeline<N>,
-    item: &ScanItem,
-    segment: &Segment,
-    first_number: u32,
-) {
-    let t = thread::thread_idx_x() % THREADS;
-    if t == 0 {
-        // SAFETY: one thread.
-        unsafe { bring_records(p, pipeline, item, segment, first_number) };
-    } else if t >= 32 {
-        // SAFETY: three whole warps.
-        unsafe { carry(wg, p, pipeline, item, segment, first_number, t - 32) };
-    }
-    // The first warp's lanes meet again: a barrier of the block counts warps, and would count this one twice.
-    // SAFETY: by all lanes.
-    unsafe { warp::sync() };
-}
-
-/// # Safety
-/// By one thread of the block.
-#[inline(always)]
-unsafe fn bring_records<const N: usize>(
-    p: &ScanParams,
-    pipeline: &Pipeline<N>,
-    item: &ScanItem,
-    segment: &Segment,
-    first_number: u32,
-) {
-    let hv = p.tables.sizes.hv as usize;
-    let mut index = 0;
-    while index < segment.chunks {
-        let number = first_number + index;
-        let at = pipeline.place(number);
-        let row = (segment.first_chunk + index) as usize * hv + item.head as usize;
-        let record = (p.records.operands.addr as *const u8).wrapping_add(row * RECORD as usize);
-        let decay = (p.records.decay.addr as *const u8).wrapping_add(row * CHANNELS * 4);
-        let reused = number >= scan_stages(N);
-        // SAFETY: records of this launch; stages are written once their readers have let go of them.
-        unsafe {
-            if reused {
-                wait(at.barriers + EMPTY_FIRST, at.parity ^ 1);
-            }
-            ptx::mbarrier_arrive_expect_tx(at.barriers + FULL_FIRST, IMAGE + PANEL);
-            let full = at.barriers + FULL_FIRST;
-            ptx::cp_async_bulk_shared_global(at.stage + RECORD_W, record, IMAGE + PANEL, full);
-            if reused {
-                wait(at.barriers + EMPTY_OUTPUT, at.parity ^ 1);
-            }
-            let full = at.barriers + FULL_OUTPUT;
-            ptx::mbarrier_arrive_expect_tx(full, IMAGE + PANEL);
-            let from = record.wrapping_add(RECORD_QG as usize);
-            ptx::cp_async_bulk_shared_global(at.stage + RECORD_QG, from, IMAGE + PANEL, full);
-            if reused {
-                wait(at.barriers + EMPTY_UPDATE, at.parity ^ 1);
-            }
-            let full = at.barriers + FULL_UPDATE;
-            ptx::mbarrier_arrive_expect_tx(full, IMAGE + CHANNELS as u32 * 4);
-            let from = record.wrapping_add(RECORD_KG as usize);
-            ptx::cp_async_bulk_shared_global(at.stage + RECORD_KG, from, IMAGE, full);
-            ptx::cp_async_bulk_shared_global(at.decay, decay, CHANNELS as u32 * 4, full);
-        }
-        index += 1;
-    }
-}
-
-/// The tokens of a segment's chunks: they follow each other, and only the last chunk may be short.
-#[derive(Clone, Copy)]
-struct Tokens {
-    first: usize,
-    chunks: u32,
-    last_len: u32,
-}
-
-impl Tokens {
-    #[inline(always)]
-    fn of(wg: &Warpgroup<'_>, p: &ScanParams, segment: &Segment) -> Self {
-        if segment.chunks == 0 {
-            return Self { first: 0, chunks: 0, last_len: 0 };
-        }
-        let first: Chunk = wg.read(p.tables.chunks, segment.first_chunk as usize);
-        let last: Chunk = wg.read(p.tables.chunks, (segment.first_chunk + segment.chunks - 1) as usize);
-        Self { first: first.token as usize, chunks: segment.chunks, last_len: last.len }
-    }
-
-    /// First token and number of tokens of chunk `index`.
-    #[inline(always)]
-    fn chunk(&self, index: u32) -> (usize, u32) {
-        let len = if index + 1 == self.chunks { self.last_len } else { CHUNK as u32 };
-        (self.first + index as usize * CHUNK, len)
-    }
-}
-
-/// Brings v of a chunk as soon as the outputs that lay in its place are taken away, and announces that of the chunk before,
-/// which has had time to arrive.
-///
-/// # Safety
-/// By the `CARRIERS` threads `t`, whole warps.
-#[inline(always)]
-unsafe fn carry<const N: usize>(
-    wg: &Warpgroup<'_>,
-    p: &ScanParams,
-    pipeline: &Pipeline<N>,
-    item: &ScanItem,
-    segment: &Segment,
-    first_number: u32,
-    t: u32,
-) {
-    let stages = scan_stages(N);
-    let lane = ptx::laneid();
-    let row = p.tables.sizes.hv as usize * CHANNELS;
-    let is_state = p.channel.layout.is_state(item.first_block);
-    let (first_column, _) = p.channel.layout.columns(item.first_block);
-    let head = item.head as usize * CHANNELS + first_column as usize;
-    let corrected = is_state && segment.receive_lane != NONE && p.channel.mode != StepMode::Exact as u32;
-    let target = if is_state { &p.o } else { &p.q_tilde };
-    let tokens = Tokens::of(wg, p, segment);
-    let mut index = 0;
-    while index < segment.chunks + stages {
-        if index > 0 && index <= segment.chunks {
-            let at = pipeline.place(first_number + index - 1);
-            // SAFETY: this thread's copies, then the warp's, are ordered before the arrival.
-            unsafe {
-                ptx::cp_async_wait_all();
-                ptx::fence_proxy_async_shared();
-                warp::sync();
-                release(lane, at.barriers + FULL_FIRST);
-            }
-        }
-        if index >= stages {
-            let chunk = index - stages;
-            let at = pipeline.place(first_number + chunk);
-            // SAFETY: a barrier of the block.
-            unsafe { wait(at.barriers + DONE, at.parity) };
-            let (token, len) = tokens.chunk(chunk);
-            let to = (target.addr as *mut u8).wrapping_add((token * row + head) * 2);
-            let pieces = if corrected { 0 } else { 8 * len };
-            let mut w = 0;
-            while w < N as u32 {
-                let (tile, to) = (at.stage + RECORD + w * PANEL, to.wrapping_add(w as usize * COLUMNS as usize * 2));
-                let mut number = t;
-                while number < pieces {
-                    let (r, piece) = (number / 8, number % 8);
-                    // SAFETY: inside the tile, and rows of this chunk in the caller's tensor.
-                    unsafe {
-                        let [a, b, c, d] = ptx::ld_shared_v4_u32(tile + r * 128 + ((piece ^ (r % 8)) << 4));
-                        let place = to.wrapping_add(r as usize * row * 2 + piece as usize * 16);
-                        ptx::st_global_v4_u32(place.cast(), a, b, c, d);
-                    }
-                    number += CARRIERS;
-                }
-                w += 1;
-            }
-        }
-        if index < segment.chunks {
-            let at = pipeline.place(first_number + index);
-            let (token, len) = tokens.chunk(index);
-            let from = (p.v.addr as *const u8).wrapping_add((token * row + head) * 2);
-            let mut w = 0;
-            while w < N as u32 {
-                let (tile, from) =
-                    (at.stage + RECORD + w * PANEL, from.wrapping_add(w as usize * COLUMNS as usize * 2));
-                // The same pieces as above: this thread itself has taken away what it overwrites.
-                let mut number = t;
-                while number < 8 * CHUNK as u32 {
-                    let (r, piece) = (number / 8, number % 8);
-                    // Zeros beyond the chunk, and for columns of M.
-                    let valid = is_state && r < len;
-                    let source = from.wrapping_add(if valid { r as usize * row * 2 } else { 0 } + piece as usize * 16);
-                    // SAFETY: a row of this chunk, or nothing.
-                    unsafe {
-                        let to = tile + r * 128 + ((piece ^ (r % 8)) << 4);
-                        ptx::cp_async_cg_16_zfill(to, source, if valid { 16 } else { 0 });
-                    }
-                    number += CARRIERS;
-                }
-                w += 1;
-            }
-        }
-        index += 1;
     }
 }

@@ -1,0 +1,81 @@
+//! The decays of the tokens, from g itself or from the gate's raw input.
+
+use cuda_std::ptx;
+
+use super::operands::pairs;
+use super::*;
+
+/// An element of a tensor of any type.
+#[inline(always)]
+pub(super) unsafe fn element(x: &Tensor, index: usize) -> f32 {
+    // SAFETY: by contract inside the tensor.
+    unsafe { x.matrix(index, 1, 1, 1, 1).load(0, 0) }
+}
+
+/// log2 of the decays of this thread's tokens and channels; 0 beyond the chunk.
+#[inline(always)]
+pub(super) unsafe fn log_decays<G: Gate>(p: &PrepParams, at: &Place, channel: usize) -> [[f32; 2]; 16] {
+    let hv = p.tables.sizes.hv as usize;
+    let first = 16 * at.s;
+    let mut g = [[0f32; 2]; 16];
+    let wide = p.g.dtype() == DtypeCode::F32;
+    // SAFETY: rows of this chunk.
+    unsafe {
+        if G::PER_CHANNEL {
+            let from = (at.token * hv + at.head) * CHANNELS + channel;
+            if wide {
+                let from = (p.g.addr as *const f32).wrapping_add(from);
+                repeat!(I in 16 => {
+                    let row = first + I as u32;
+                    let from = from.wrapping_add(row as usize * hv * CHANNELS);
+                    let bits = ptx::ld_global_nc_v2_u32_if(from.cast(), (row < at.len) as u32);
+                    g[I] = [f32::from_bits(bits[0]), f32::from_bits(bits[1])];
+                });
+            } else {
+                let from = (p.g.addr as *const u32).wrapping_add(from / 2);
+                let (stride, full) = (hv * CHANNELS / 2, at.len == CHUNK as u32);
+                let g_pairs = if full {
+                    pairs::<true>(from, stride, first, at.len)
+                } else {
+                    pairs::<false>(from, stride, first, at.len)
+                };
+                repeat!(I in 16 => { g[I] = unpack(g_pairs[I]); });
+            }
+        } else {
+            repeat!(I in 16 => {
+                let row = first + I as u32;
+                if row < at.len {
+                    let x = element(&p.g, (at.token + row as usize) * hv + at.head);
+                    g[I] = [x, x];
+                }
+            });
+        }
+        if p.gate_form == GateForm::Given as u32 {
+            repeat!(I in 16 => { g[I] = [g[I][0] * LOG2_E, g[I][1] * LOG2_E]; });
+            return g;
+        }
+        let a = if p.a_log.is_present() { ptx::ex2_approx_ftz_f32(element(&p.a_log, at.head) * LOG2_E) } else { 1.0 };
+        let bias = if !p.dt_bias.is_present() {
+            [0.0; 2]
+        } else if G::PER_CHANNEL {
+            let from = at.head * CHANNELS + channel;
+            [element(&p.dt_bias, from), element(&p.dt_bias, from + 1)]
+        } else {
+            [element(&p.dt_bias, at.head); 2]
+        };
+        if p.gate_form == GateForm::Softplus as u32 {
+            let of = |x: f32| {
+                let z = x * LOG2_E;
+                let y = if z > 30.0 { z } else { ptx::lg2_approx_f32(1.0 + ptx::ex2_approx_ftz_f32(z)) };
+                -a * y
+            };
+            repeat!(I in 16 => { g[I] = [of(g[I][0] + bias[0]), of(g[I][1] + bias[1])]; });
+        } else {
+            let (slope, bound) = (-a * LOG2_E, p.bound * LOG2_E);
+            let of = |x: f32| bound * ptx::rcp_approx_ftz_f32(1.0 + ptx::ex2_approx_ftz_f32(slope * x));
+            repeat!(I in 16 => { g[I] = [of(g[I][0] + bias[0]), of(g[I][1] + bias[1])]; });
+        }
+        repeat!(I in 16 => { if first + I as u32 >= at.len { g[I] = [0.0; 2]; } });
+    }
+    g
+}

@@ -1,0 +1,169 @@
+//! The feeding warpgroup.
+
+use cuda_std::{ptx, thread, warp};
+
+use super::pipeline::*;
+use super::release;
+use crate::hopper::{CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_KG, RECORD_QG, RECORD_W, scan_stages, wait};
+use crate::params::{NONE, ScanItem, ScanParams, Segment, StepMode};
+use crate::tile::Warpgroup;
+
+/// The feeding warpgroup: one thread brings records, three warps bring v and take outputs away.
+#[inline(always)]
+pub(super) fn feed<const N: usize>(
+    wg: &Warpgroup<'_>,
+    p: &ScanParams,
+    pipeline: &Pipeline<N>,
+    item: &ScanItem,
+    segment: &Segment,
+    first_number: u32,
+) {
+    let t = thread::thread_idx_x() % THREADS;
+    if t == 0 {
+        // SAFETY: one thread.
+        unsafe { bring_records(p, pipeline, item, segment, first_number) };
+    } else if t >= 32 {
+        // SAFETY: three whole warps.
+        unsafe { carry(wg, p, pipeline, item, segment, first_number, t - 32) };
+    }
+    // The first warp's lanes meet again: a barrier of the block counts warps, and would count this one twice.
+    // SAFETY: by all lanes.
+    unsafe { warp::sync() };
+}
+
+/// # Safety
+/// By one thread of the block.
+#[inline(always)]
+unsafe fn bring_records<const N: usize>(
+    p: &ScanParams,
+    pipeline: &Pipeline<N>,
+    item: &ScanItem,
+    segment: &Segment,
+    first_number: u32,
+) {
+    let hv = p.tables.sizes.hv as usize;
+    let mut index = 0;
+    while index < segment.chunks {
+        let number = first_number + index;
+        let at = pipeline.place(number);
+        let row = (segment.first_chunk + index) as usize * hv + item.head as usize;
+        let record = (p.records.operands.addr as *const u8).wrapping_add(row * RECORD as usize);
+        let decay = (p.records.decay.addr as *const u8).wrapping_add(row * CHANNELS * 4);
+        let reused = number >= scan_stages(N);
+        // SAFETY: records of this launch; stages are written once their readers have let go of them.
+        unsafe {
+            if reused {
+                wait(at.barriers + EMPTY_FIRST, at.parity ^ 1);
+            }
+            ptx::mbarrier_arrive_expect_tx(at.barriers + FULL_FIRST, IMAGE + PANEL);
+            let full = at.barriers + FULL_FIRST;
+            ptx::cp_async_bulk_shared_global(at.stage + RECORD_W, record, IMAGE + PANEL, full);
+            if reused {
+                wait(at.barriers + EMPTY_OUTPUT, at.parity ^ 1);
+            }
+            let full = at.barriers + FULL_OUTPUT;
+            ptx::mbarrier_arrive_expect_tx(full, IMAGE + PANEL);
+            let from = record.wrapping_add(RECORD_QG as usize);
+            ptx::cp_async_bulk_shared_global(at.stage + RECORD_QG, from, IMAGE + PANEL, full);
+            if reused {
+                wait(at.barriers + EMPTY_UPDATE, at.parity ^ 1);
+            }
+            let full = at.barriers + FULL_UPDATE;
+            ptx::mbarrier_arrive_expect_tx(full, IMAGE + CHANNELS as u32 * 4);
+            let from = record.wrapping_add(RECORD_KG as usize);
+            ptx::cp_async_bulk_shared_global(at.stage + RECORD_KG, from, IMAGE, full);
+            ptx::cp_async_bulk_shared_global(at.decay, decay, CHANNELS as u32 * 4, full);
+        }
+        index += 1;
+    }
+}
+
+/// Brings v of a chunk as soon as the outputs that lay in its place are taken away, and announces that of the chunk before,
+/// which has had time to arrive.
+///
+/// # Safety
+/// By the `CARRIERS` threads `t`, whole warps.
+#[inline(always)]
+unsafe fn carry<const N: usize>(
+    wg: &Warpgroup<'_>,
+    p: &ScanParams,
+    pipeline: &Pipeline<N>,
+    item: &ScanItem,
+    segment: &Segment,
+    first_number: u32,
+    t: u32,
+) {
+    let stages = scan_stages(N);
+    let lane = ptx::laneid();
+    let row = p.tables.sizes.hv as usize * CHANNELS;
+    let is_state = p.channel.layout.is_state(item.first_block);
+    let (first_column, _) = p.channel.layout.columns(item.first_block);
+    let head = item.head as usize * CHANNELS + first_column as usize;
+    let corrected = is_state && segment.receive_lane != NONE && p.channel.mode != StepMode::Exact as u32;
+    let target = if is_state { &p.o } else { &p.q_tilde };
+    let tokens = Tokens::of(wg, p, segment);
+    let mut index = 0;
+    while index < segment.chunks + stages {
+        if index > 0 && index <= segment.chunks {
+            let at = pipeline.place(first_number + index - 1);
+            // SAFETY: this thread's copies, then the warp's, are ordered before the arrival.
+            unsafe {
+                ptx::cp_async_wait_all();
+                ptx::fence_proxy_async_shared();
+                warp::sync();
+                release(lane, at.barriers + FULL_FIRST);
+            }
+        }
+        if index >= stages {
+            let chunk = index - stages;
+            let at = pipeline.place(first_number + chunk);
+            // SAFETY: a barrier of the block.
+            unsafe { wait(at.barriers + DONE, at.parity) };
+            let (token, len) = tokens.chunk(chunk);
+            let to = (target.addr as *mut u8).wrapping_add((token * row + head) * 2);
+            let pieces = if corrected { 0 } else { 8 * len };
+            let mut w = 0;
+            while w < N as u32 {
+                let (tile, to) = (at.stage + RECORD + w * PANEL, to.wrapping_add(w as usize * COLUMNS as usize * 2));
+                let mut number = t;
+                while number < pieces {
+                    let (r, piece) = (number / 8, number % 8);
+                    // SAFETY: inside the tile, and rows of this chunk in the caller's tensor.
+                    unsafe {
+                        let [a, b, c, d] = ptx::ld_shared_v4_u32(tile + r * 128 + ((piece ^ (r % 8)) << 4));
+                        let place = to.wrapping_add(r as usize * row * 2 + piece as usize * 16);
+                        ptx::st_global_v4_u32(place.cast(), a, b, c, d);
+                    }
+                    number += CARRIERS;
+                }
+                w += 1;
+            }
+        }
+        if index < segment.chunks {
+            let at = pipeline.place(first_number + index);
+            let (token, len) = tokens.chunk(index);
+            let from = (p.v.addr as *const u8).wrapping_add((token * row + head) * 2);
+            let mut w = 0;
+            while w < N as u32 {
+                let (tile, from) =
+                    (at.stage + RECORD + w * PANEL, from.wrapping_add(w as usize * COLUMNS as usize * 2));
+                // The same pieces as above: this thread itself has taken away what it overwrites.
+                let mut number = t;
+                while number < 8 * CHUNK as u32 {
+                    let (r, piece) = (number / 8, number % 8);
+                    // Zeros beyond the chunk, and for columns of M.
+                    let valid = is_state && r < len;
+                    let source = from.wrapping_add(if valid { r as usize * row * 2 } else { 0 } + piece as usize * 16);
+                    // SAFETY: a row of this chunk, or nothing.
+                    unsafe {
+                        let to = tile + r * 128 + ((piece ^ (r % 8)) << 4);
+                        ptx::cp_async_cg_16_zfill(to, source, if valid { 16 } else { 0 });
+                    }
+                    number += CARRIERS;
+                }
+                w += 1;
+            }
+        }
+        index += 1;
+    }
+}

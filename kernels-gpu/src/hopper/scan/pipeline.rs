@@ -1,0 +1,123 @@
+//! The stages of a block, their barriers, and which tokens a chunk has.
+
+use cuda_std::ptx;
+
+use crate::hopper::{CHANNELS, CHUNK, scan_stage_bytes, scan_stages};
+use crate::params::{Chunk, ScanParams, Segment};
+use crate::tile::Warpgroup;
+
+/// Columns of the state of one warpgroup.
+pub(super) const COLUMNS: u32 = 64;
+/// Threads of a warpgroup.
+pub(super) const THREADS: u32 = 128;
+/// Threads that carry v and outputs: all of the feeding warpgroup but its first warp.
+pub(super) const CARRIERS: u32 = 96;
+
+/// Shared addresses of the pipeline.
+#[derive(Clone, Copy)]
+pub(super) struct Pipeline<const N: usize> {
+    /// Stages, each [`scan_stage_bytes`].
+    pub(super) base: u32,
+    /// Decay rows of the stages.
+    pub(super) decay: u32,
+    /// Barriers: eight of each stage.
+    pub(super) barriers: u32,
+}
+
+/// w, A' and v have arrived.
+pub(super) const FULL_FIRST: u32 = 0;
+/// qg and Aqk have arrived.
+pub(super) const FULL_OUTPUT: u32 = 8;
+/// kg and decay have arrived.
+pub(super) const FULL_UPDATE: u32 = 16;
+/// w and A' are not needed any more.
+pub(super) const EMPTY_FIRST: u32 = 24;
+/// qg and Aqk are not needed any more.
+pub(super) const EMPTY_OUTPUT: u32 = 32;
+/// kg and decay are not needed any more.
+pub(super) const EMPTY_UPDATE: u32 = 40;
+/// The outputs lie in the place of v.
+pub(super) const DONE: u32 = 48;
+
+/// A chunk's place in the pipeline.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) stage: u32,
+    pub(super) barriers: u32,
+    pub(super) decay: u32,
+    pub(super) parity: u32,
+}
+
+impl<const N: usize> Pipeline<N> {
+    #[inline(always)]
+    pub(super) fn new(base: u32) -> Self {
+        let stages = scan_stages(N);
+        let decay = base + stages * scan_stage_bytes(N);
+        Self { base, decay, barriers: decay + stages * CHANNELS as u32 * 4 }
+    }
+
+    /// Makes the barriers; by one thread.
+    ///
+    /// # Safety
+    /// The pipeline's memory is the block's and nobody uses it yet.
+    #[inline(always)]
+    pub(super) unsafe fn init(&self) {
+        let walkers = 4 * N as u32;
+        let mut stage = 0;
+        while stage < scan_stages(N) {
+            let at = self.barriers + 64 * stage;
+            // SAFETY: by contract.
+            unsafe {
+                ptx::mbarrier_init(at + FULL_FIRST, 1 + CARRIERS / 32);
+                ptx::mbarrier_init(at + FULL_OUTPUT, 1);
+                ptx::mbarrier_init(at + FULL_UPDATE, 1);
+                ptx::mbarrier_init(at + EMPTY_FIRST, walkers);
+                ptx::mbarrier_init(at + EMPTY_OUTPUT, walkers);
+                ptx::mbarrier_init(at + EMPTY_UPDATE, walkers);
+                ptx::mbarrier_init(at + DONE, walkers);
+            }
+            stage += 1;
+        }
+        // SAFETY: orders this thread's writes.
+        unsafe { ptx::fence_mbarrier_init() };
+    }
+
+    /// Chunk number `number`, counted over all items of the block.
+    #[inline(always)]
+    pub(super) fn place(&self, number: u32) -> Place {
+        let (stage, turn) = (number % scan_stages(N), number / scan_stages(N));
+        Place {
+            stage: self.base + stage * scan_stage_bytes(N),
+            barriers: self.barriers + 64 * stage,
+            decay: self.decay + stage * CHANNELS as u32 * 4,
+            parity: turn & 1,
+        }
+    }
+}
+
+/// The tokens of a segment's chunks: they follow each other, and only the last chunk may be short.
+#[derive(Clone, Copy)]
+pub(super) struct Tokens {
+    first: usize,
+    chunks: u32,
+    last_len: u32,
+}
+
+impl Tokens {
+    #[inline(always)]
+    pub(super) fn of(wg: &Warpgroup<'_>, p: &ScanParams, segment: &Segment) -> Self {
+        if segment.chunks == 0 {
+            return Self { first: 0, chunks: 0, last_len: 0 };
+        }
+        let first: Chunk = wg.read(p.tables.chunks, segment.first_chunk as usize);
+        let last: Chunk = wg.read(p.tables.chunks, (segment.first_chunk + segment.chunks - 1) as usize);
+        Self { first: first.token as usize, chunks: segment.chunks, last_len: last.len }
+    }
+
+    /// First token and number of tokens of chunk `index`.
+    #[inline(always)]
+    pub(super) fn chunk(&self, index: u32) -> (usize, u32) {
+        let len = if index + 1 == self.chunks { self.last_len } else { CHUNK as u32 };
+        (self.first + index as usize * CHUNK, len)
+    }
+}
