@@ -62,7 +62,7 @@ impl Port<'_> {
         #[cfg(any(not(target_arch = "nvptx64"), feature = "nvshmem"))]
         let puts = self.puts_to(wg, message.dest);
         #[cfg(not(any(not(target_arch = "nvptx64"), feature = "nvshmem")))]
-        let (puts, _) = (false, message);
+        let (puts, _) = (false, &message);
         let last = wg.elect(|wg| {
             let link = Link { wg, port: *self };
             let count = || increment_acq_rel(wg.word(written, index));
