@@ -80,3 +80,24 @@ fn functions(module: &Module, names: Vec<String>) -> Result<impl Iterator<Item =
     };
     Ok(names.into_iter().map(function).collect::<Result<Vec<_>, CudaError>>()?.into_iter())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All kernels are looked up when a module is loaded, so one that is missing would stop every step.
+    #[test]
+    fn the_modules_have_every_kernel_that_is_looked_up() {
+        let has = |module: &[u8], name: &str| {
+            let section = format!(".text.{name}\0").into_bytes();
+            module.windows(section.len()).any(|window| window == section)
+        };
+        for name in [local_entries(), sending_entries(), hopper_entries()].concat() {
+            assert!(has(DEVICE_MODULE, &name), "no {name} in the module of all kernels");
+        }
+        for name in sending_entries() {
+            assert!(has(NVSHMEM_MODULE, &name), "no {name} in the module with NVSHMEM");
+        }
+        assert!(!has(DEVICE_MODULE, "prep_kda") && !has(NVSHMEM_MODULE, "prep_kda_bf16"));
+    }
+}
