@@ -32,7 +32,7 @@ pub(super) unsafe fn invert(at: &Place) {
             });
             repeat!(I in 16 => { ptx::st_shared_f32(word(a, first + I as u32, first + lane), x[I]); });
         }
-        ptx::bar_sync(1, 128);
+        ptx::bar_sync_id::<1, 128>();
         let scratch = at.base + SCRATCH + warp * 32 * SCRATCH_PITCH * 4;
         // 16 -> 32: warps 0 and 1 the first pair, 2 and 3 the second; each 8 columns.
         let (top, left) = (32 * (warp / 2), 32 * (warp / 2) + 8 * (warp % 2));
@@ -41,7 +41,7 @@ pub(super) unsafe fn invert(at: &Place) {
         warp::sync();
         let t = product::<2>(lane, word(a, top + 16, top + 16), scratch, SCRATCH_PITCH);
         put::<1>(lane, word(a, top + 16, left), PITCH, [t, t], true);
-        ptx::bar_sync(1, 128);
+        ptx::bar_sync_id::<1, 128>();
         // 32 -> 64: each warp 8 columns.
         let left = 8 * warp;
         // A00 is block triangular, and its upper right block was never written: columns from 16 on start at row 16.
