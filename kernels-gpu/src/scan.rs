@@ -229,7 +229,7 @@ fn step<E: OperandElement>(
         o.mma(wg, columns.rows(t.r), t.square.t());
         let (target, width) = if !columns.is_state {
             (&p.q_tilde, k)
-        } else if segment.receive_lane != NONE && p.channel.mode != StepMode::Exact as u32 {
+        } else if p.corrects(segment) {
             (&p.o_local, v)
         } else {
             (&p.o, v)
@@ -289,9 +289,8 @@ pub(crate) fn hand_over(
 ) -> bool {
     let state = columns.rows(state);
     let mode = p.channel.mode;
-    let corrected_later = segment.receive_lane != NONE && mode != StepMode::Exact as u32;
     if segment.final_row != NONE && p.finals.is_present() {
-        if corrected_later {
+        if p.corrects(segment) {
             // The final state is S + M S_in: the correction needs this PE's own summary.
             let row = segment.receive_lane * p.tables.sizes.hv + item.head;
             wg.store(own_columns(&p.channel.layout, &p.own, row, columns.block), state);

@@ -3,7 +3,8 @@
 
 use super::{
     ConvolutionItem, ConvolutionMessage, ConvolutionSegment, ConvolutionTensors, ConvolveBackParams, ItemKind,
-    SHARED_BYTES, STEP_CONVOLVE_BACK, SumItem, SumParams, lane, message_rows, nothing, receive, rows, run, state,
+    SHARED_BYTES, STEP_CONVOLVE_BACK, SumItem, SumParams, each_item, lane, message_rows, nothing, receive, rows, run,
+    state,
 };
 use crate::comm::Port;
 use crate::element::DtypeCode;
@@ -13,24 +14,13 @@ use crate::tile::{ConvolutionBack, OperandElement, Warpgroup};
 /// Persistent grid: blocks take items by ticket until there are no more.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn convolve_back<E: OperandElement>(wg: &mut Warpgroup<'_>, params: &ConvolveBackParams) {
-    let p = &params.tables;
-    wg.expect_shared(SHARED_BYTES);
-    let port = Port { channel: &p.channel, trace: &p.trace, step: STEP_CONVOLVE_BACK, m_dtype: DtypeCode::F32 };
-    loop {
-        let ticket = wg.next_ticket(p.ticket);
-        if ticket >= p.items.len || !wg.sync_and(!port.trapped(wg)) {
-            return;
-        }
-        let item: ConvolutionItem = wg.read(p.items, ticket as usize);
-        let done = if item.kind == ItemKind::Send as u32 {
-            send::<E>(wg, params, &port, &item)
+    each_item(wg, &params.tables, (STEP_CONVOLVE_BACK, DtypeCode::F32), |wg, port, item| {
+        if item.kind == ItemKind::Send as u32 {
+            send::<E>(wg, params, port, item)
         } else {
-            compute::<E>(wg, params, &port, &item)
-        };
-        if !done {
-            return;
+            compute::<E>(wg, params, port, item)
         }
-    }
+    });
 }
 
 /// Writes the item's channels of a message: dz of the segment's first tokens, and behind its last one, where the sequence

@@ -2,7 +2,7 @@
 
 use super::{
     ConvolutionItem, ConvolutionMessage, ConvolutionSegment, ConvolutionTensors, ConvolveParams, ItemKind,
-    SHARED_BYTES, STEP_CONVOLVE, before_segment, lane, message_rows, receive, rows, run, state,
+    STEP_CONVOLVE, before_segment, each_item, lane, message_rows, receive, rows, run, state,
 };
 use crate::comm::Port;
 use crate::params::{Matrix, NONE};
@@ -11,24 +11,13 @@ use crate::tile::{OperandElement, Warpgroup};
 /// Persistent grid: blocks take items by ticket until there are no more.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn convolve<E: OperandElement>(wg: &mut Warpgroup<'_>, params: &ConvolveParams) {
-    let p = &params.tables;
-    wg.expect_shared(SHARED_BYTES);
-    let port = Port { channel: &p.channel, trace: &p.trace, step: STEP_CONVOLVE, m_dtype: E::CODE };
-    loop {
-        let ticket = wg.next_ticket(p.ticket);
-        if ticket >= p.items.len || !wg.sync_and(!port.trapped(wg)) {
-            return;
-        }
-        let item: ConvolutionItem = wg.read(p.items, ticket as usize);
-        let done = if item.kind == ItemKind::Send as u32 {
-            send::<E>(wg, params, &port, &item)
+    each_item(wg, &params.tables, (STEP_CONVOLVE, E::CODE), |wg, port, item| {
+        if item.kind == ItemKind::Send as u32 {
+            send::<E>(wg, params, port, item)
         } else {
-            compute::<E>(wg, params, &port, &item)
-        };
-        if !done {
-            return;
+            compute::<E>(wg, params, port, item)
         }
-    }
+    });
 }
 
 /// Writes the item's channels of a message: inputs, and where the sequence starts here, what its initial state ends with.

@@ -51,6 +51,29 @@ pub const STEP_CONVOLVE: u32 = 16;
 /// [`Port::step`] of [`convolve_back`].
 pub const STEP_CONVOLVE_BACK: u32 = 17;
 
+/// Takes items by ticket until there are no more, or until `work` on one, or a wait elsewhere on this PE, ran out of time.
+/// `step` and `dtype` are those of the [`Port`].
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn each_item(
+    wg: &mut Warpgroup<'_>,
+    p: &ConvolutionTables,
+    (step, dtype): (u32, DtypeCode),
+    mut work: impl FnMut(&mut Warpgroup<'_>, &Port<'_>, &ConvolutionItem) -> bool,
+) {
+    wg.expect_shared(SHARED_BYTES);
+    let port = Port { channel: &p.channel, trace: &p.trace, step, m_dtype: dtype };
+    loop {
+        let ticket = wg.next_ticket(p.ticket);
+        if ticket >= p.items.len || !wg.sync_and(!port.trapped(wg)) {
+            return;
+        }
+        let item: ConvolutionItem = wg.read(p.items, ticket as usize);
+        if !work(wg, &port, &item) {
+            return;
+        }
+    }
+}
+
 /// A tensor whose element type the compiler knows.
 #[inline(always)]
 fn typed<E: Element>(tensor: &Tensor) -> Tensor {

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Array, Channel, Records, Tables, Tensor, TraceBuffer};
+use super::{Array, Channel, NONE, Records, Segment, StepMode, Tables, Tensor, TraceBuffer};
 
 /// How the log decay is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +106,15 @@ pub struct ScanParams {
     pub v_first: u32,
     /// Element type of M on the wire, a [`crate::element::DtypeCode`].
     pub m_dtype: u32,
+}
+
+impl ScanParams {
+    /// Whether what a segment computes is corrected later by the state before it, which arrives from other PEs meanwhile. (In
+    /// exact mode it has arrived before.)
+    #[inline(always)]
+    pub fn corrects(&self, segment: &Segment) -> bool {
+        segment.receive_lane != NONE && self.channel.mode != StepMode::Exact as u32
+    }
 }
 
 /// One work item of the correction: a run of chunks of one head and 64 columns of V.

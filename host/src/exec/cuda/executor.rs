@@ -56,6 +56,8 @@ pub struct CudaExecutor {
     gpu: Gpu,
     stream: Stream,
     kernels: Kernels,
+    /// Whether bodies for Hopper run where they fit.
+    hopper: bool,
     heap: Heap<DevicePool>,
     sharing: Sharing,
     buffers: Buffers,
@@ -74,9 +76,12 @@ impl CudaExecutor {
     /// # Errors
     /// [`CudaError::Call`] if the GPU gives no stream or no pinned memory.
     pub fn new(gpu: &Gpu, kernels: Kernels, heap: Heap<DevicePool>, sharing: Sharing) -> Result<Self, CudaError> {
+        // DELTALINK_BODY=portable is for comparing the two.
+        let portable = std::env::var_os("DELTALINK_BODY").is_some_and(|body| body == "portable");
         Ok(Self {
             stream: gpu.stream()?,
             gpu: gpu.clone(),
+            hopper: kernels.has_hopper() && !portable,
             kernels,
             heap,
             sharing,
@@ -270,9 +275,7 @@ impl Executor for CudaExecutor {
     }
 
     fn body(&self, sizes: &Sizes, operands: Dtype) -> Body {
-        // DELTALINK_BODY=portable is for comparing the two.
-        let portable = std::env::var_os("DELTALINK_BODY").is_some_and(|body| body == "portable");
-        let hopper = self.kernels.has_hopper() && kernels_gpu::hopper::fits(sizes, code(operands)) && !portable;
+        let hopper = self.hopper && kernels_gpu::hopper::fits(sizes, code(operands));
         if hopper { Body::Hopper } else { Body::Portable }
     }
 

@@ -29,6 +29,7 @@ use crate::element::DtypeCode;
 use crate::gate::Gate;
 use crate::math::sigmoid;
 use crate::params::{Chunk, GateForm, PrepParams, StampKind, Tensor};
+use crate::prep::{NORM_EPSILON, floored_beta};
 use crate::tile::Warpgroup;
 
 /// Tiles of operands. `[64,128]`: rows of q and k beyond the middle; of odd blocks; of q, of k, and columns of k, on the
@@ -66,10 +67,6 @@ const BETA: u32 = NORMS + 2 * 64 * 4;
 const _: () = assert!((BETA + 64 * 4) as usize == super::PREP_SHARED);
 const _: () = assert!(SCRATCH + 4 * 32 * SCRATCH_PITCH * 4 <= AQK && AQK + PANEL <= KB);
 
-/// Added to the sum of squares in the norm of q and k.
-const NORM_EPSILON: f32 = 1e-6;
-/// Floor of |beta| in A', as in [`crate::prep`].
-const BETA_FLOOR: f32 = 1e-20;
 /// Lowest decay of a token on the diagonal: 2^-15.
 const DIAGONAL_FLOOR: f32 = 1.0 / 32768.0;
 

@@ -5,7 +5,7 @@ use cuda_std::{ptx, thread, warp};
 use super::pipeline::*;
 use super::release;
 use crate::hopper::{CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_KG, RECORD_QG, RECORD_W, scan_stages, wait};
-use crate::params::{NONE, ScanItem, ScanParams, Segment, StepMode};
+use crate::params::{ScanItem, ScanParams, Segment};
 use crate::tile::Warpgroup;
 
 /// The feeding warpgroup: one thread brings records, three warps bring v and take outputs away.
@@ -99,7 +99,7 @@ unsafe fn carry<const N: usize>(
     let is_state = p.channel.layout.is_state(item.first_block);
     let (first_column, _) = p.channel.layout.columns(item.first_block);
     let head = item.head as usize * CHANNELS + first_column as usize;
-    let corrected = is_state && segment.receive_lane != NONE && p.channel.mode != StepMode::Exact as u32;
+    let corrected = is_state && p.corrects(segment);
     let target = if is_state { &p.o } else { &p.q_tilde };
     let tokens = Tokens::of(wg, p, segment);
     let mut index = 0;

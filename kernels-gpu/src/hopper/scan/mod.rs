@@ -25,7 +25,7 @@ use pipeline::*;
 
 use crate::comm::{Port, STEP_SCAN};
 use crate::element::DtypeCode;
-use crate::params::{NONE, ScanItem, ScanParams, Segment, StampKind, StepMode};
+use crate::params::{ScanItem, ScanParams, Segment, StampKind};
 use crate::scan::{Columns, hand_over, initial_state};
 use crate::tile::{RESERVED_BYTES, Shared, Warpgroup, tile_bytes};
 
@@ -93,9 +93,7 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
                 ptx::fence_proxy_async_shared();
                 wg.sync_block();
                 let columns = Columns::of_block(p, item.first_block + wg.index() as u32);
-                let corrected =
-                    columns.is_state && segment.receive_lane != NONE && p.channel.mode != StepMode::Exact as u32;
-                if warp::all(corrected) {
+                if warp::all(columns.is_state && p.corrects(&segment)) {
                     walk::<N, true>(wg, p, &pipeline, &item, &segment, columns, &mut s, number, chunks);
                 } else {
                     walk::<N, false>(wg, p, &pipeline, &item, &segment, columns, &mut s, number, chunks);
