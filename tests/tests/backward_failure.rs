@@ -6,6 +6,7 @@ mod cp;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use cp::failing::{ODD, Outcome, TIMEOUT, assert_blames_the_odd_one, refusal};
 use cp::gradients::{Derived, check_gradients, shares};
 use cp::{MODES, options};
 use deltalink::error::InputError;
@@ -15,13 +16,7 @@ use deltalink::inputs::Inputs;
 use deltalink::op::{Backward, Config, ContextParallel, Mode, OpError, Saved, SavedHandle, whole};
 use deltalink::plan::{Cuts, Plan};
 use deltalink::tensor::{Buffer, Dtype, Tensor};
-use deltalink::world::{Pe, RunError, WorldError, WorldOptions, run_threads};
-use kernels_gpu::protocol::Awaited;
-
-/// Longer than any step takes, shorter than a test may.
-const TIMEOUT: Duration = Duration::from_secs(1);
-/// The PE that misbehaves, of three.
-const ODD: usize = 1;
+use deltalink::world::{Pe, RunError, WorldOptions, run_threads};
 
 fn problem() -> (Derived, Plan) {
     let spec = Spec { t: 60, h: 1, hv: 2, decay: Decay::Slow, beta: BetaKind::Small, ..Spec::default() };
@@ -65,23 +60,6 @@ fn on_three<T: Send>(
     })
 }
 
-/// What each PE's second backward call returned, and how the world ended.
-struct Outcome {
-    calls: Vec<Option<Result<(), OpError>>>,
-    end: Result<(), RunError<OpError>>,
-    elapsed: Duration,
-}
-
-impl Outcome {
-    #[track_caller]
-    fn error(&self, rank: usize) -> &OpError {
-        match &self.calls[rank] {
-            Some(Err(error)) => error,
-            other => panic!("PE {rank}: {other:?}"),
-        }
-    }
-}
-
 /// A forward and a backward call that succeed everywhere, and a forward call; then PE [`ODD`] does `odd`, and the others
 /// call backward.
 fn second_call(
@@ -89,34 +67,23 @@ fn second_call(
     timeout: Duration,
     odd: impl Fn(&mut Rank<'_>, Saved) -> Result<(), OpError> + Sync,
 ) -> Outcome {
-    let calls = Mutex::new(vec![None, None, None]);
-    let start = Instant::now();
-    let end = on_three(mode, timeout, |rank| {
-        let saved = rank.forward()?;
-        rank.backward(saved)?;
-        let saved = rank.forward()?;
-        if rank.pe.rank() == ODD {
-            return odd(rank, saved);
-        }
-        let second = rank.backward(saved).map(|_| ());
-        calls.lock().unwrap()[rank.pe.rank()] = Some(second.clone());
-        if let Err(first) = &second {
-            let again = rank.forward().map(|_| ()).unwrap_err();
-            assert_eq!(again, OpError::FailedBefore { rank: rank.pe.rank(), first: first.to_string() });
-        }
-        second
-    });
-    Outcome { calls: calls.into_inner().unwrap(), end: end.map(|_| ()), elapsed: start.elapsed() }
-}
-
-fn refusal() -> OpError {
-    OpError::PlanSize { plan: 7, world: 3 }
-}
-
-#[track_caller]
-fn assert_blames_the_odd_one(mode: Mode, error: &OpError, why: &str) {
-    let OpError::World(WorldError::PeFailed { rank: ODD, message }) = error else { panic!("{mode}: {error}") };
-    assert!(message.contains(why), "{mode}: {message}");
+    Outcome::of(|calls| {
+        on_three(mode, timeout, |rank| {
+            let saved = rank.forward()?;
+            rank.backward(saved)?;
+            let saved = rank.forward()?;
+            if rank.pe.rank() == ODD {
+                return odd(rank, saved);
+            }
+            let second = rank.backward(saved).map(|_| ());
+            calls.lock().unwrap()[rank.pe.rank()] = Some(second.clone());
+            if let Err(first) = &second {
+                let again = rank.forward().map(|_| ()).unwrap_err();
+                assert_eq!(again, OpError::FailedBefore { rank: rank.pe.rank(), first: first.to_string() });
+            }
+            second
+        })
+    })
 }
 
 #[test]
@@ -148,30 +115,7 @@ fn a_pe_that_never_calls_is_named_when_the_time_is_up() {
             std::thread::sleep(2 * TIMEOUT);
             Ok(())
         });
-        assert!(outcome.end.is_err() && outcome.elapsed < 6 * TIMEOUT, "{mode}: {:?}", outcome.elapsed);
-        let error = outcome.error(0);
-        let message = error.to_string();
-        match error {
-            OpError::Expired(wait) => {
-                assert_ne!(mode, Mode::Bulk, "{message}");
-                let expired = &wait.expired;
-                assert_eq!((expired.pe, expired.epoch, expired.found), (0, 2, 1), "{message}");
-                let awaited = Awaited::from_u32(expired.awaited);
-                assert_eq!((expired.peer, awaited), (ODD as u32, Some(Awaited::Signal)), "{message}");
-                let kernel = if mode == Mode::Exact { "scan_back" } else { "fix_out" };
-                for part in [&format!("in {kernel}, head 0, lane 0"), "PE 0", "of epoch 2 from PE 1", "found epoch 1"] {
-                    assert!(message.contains(part), "{message}");
-                }
-            }
-            OpError::World(WorldError::Timeout { waiter: 0, missing, .. }) => {
-                assert_eq!((mode, &missing[..]), (Mode::Bulk, &[ODD][..]));
-            }
-            // In bulk mode PE 2 waits as well, and its time may be up first.
-            OpError::World(WorldError::PeFailed { rank: 2, .. }) => {
-                assert!(mode == Mode::Bulk && message.contains("for PE 1, which did not arrive"), "{message}");
-            }
-            _ => panic!("{mode}: {message}"),
-        }
+        outcome.assert_the_odd_one_is_missed(mode, 0, 2, "scan_back");
     }
 }
 

@@ -3,8 +3,9 @@
 mod cp;
 
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use cp::failing::{ODD, Outcome, TIMEOUT, assert_blames_the_odd_one, refusal};
 use cp::{MODES, Solved, check_rank, options};
 use deltalink::compare::{Regime, tolerance};
 use deltalink::generate::{BetaKind, Decay, Spec};
@@ -13,13 +14,8 @@ use deltalink::op::whole::Share;
 use deltalink::op::{Config, ContextParallel, Forward, Mode, OpError};
 use deltalink::plan::{Cuts, Plan};
 use deltalink::tensor::Dtype;
-use deltalink::world::{Pe, RunError, WorldError, run_threads};
+use deltalink::world::{Pe, RunError, run_threads};
 use kernels_gpu::protocol::Awaited;
-
-/// Longer than any step takes, shorter than a test may.
-const TIMEOUT: Duration = Duration::from_secs(1);
-/// The PE that misbehaves, of three.
-const ODD: usize = 1;
 
 fn problem() -> (Solved, Plan) {
     let spec = Spec { t: 60, h: 1, hv: 2, decay: Decay::Slow, beta: BetaKind::Small, ..Spec::default() };
@@ -42,69 +38,38 @@ impl Rank<'_> {
     }
 }
 
-/// What each PE's second call returned, and how the world ended.
-struct Outcome {
-    calls: Vec<Option<Result<(), OpError>>>,
-    end: Result<(), RunError<OpError>>,
-    elapsed: Duration,
-}
-
-impl Outcome {
-    /// The error of the second call on `rank`.
-    #[track_caller]
-    fn error(&self, rank: usize) -> &OpError {
-        match &self.calls[rank] {
-            Some(Err(error)) => error,
-            other => panic!("PE {rank}: {other:?}"),
-        }
-    }
-}
-
 /// A first call that succeeds everywhere; then PE [`ODD`] does `odd`, and the others call once more, and a third time
 /// if that failed.
 fn second_call(mode: Mode, timeout: Duration, odd: impl Fn(&mut Rank<'_>) -> Result<(), OpError> + Sync) -> Outcome {
     let (solved, plan) = problem();
     let whole = solved.inputs();
-    let calls = Mutex::new(vec![None, None, None]);
-    let start = Instant::now();
-    let end = run_threads(3, &options(timeout), |pe| {
-        let share = Share::new(&plan, pe.rank(), &whole);
-        let op = ContextParallel::new(pe, Config { mode, ..Config::default() })?;
-        let mut rank = Rank { pe, op, plan: &plan, inputs: share.inputs(&whole) };
-        let first = rank.step()?;
-        check_rank(
-            "first call",
-            &plan,
-            pe.rank(),
-            &whole,
-            &first,
-            &solved.expected,
-            tolerance(Dtype::F32, Regime::Ordinary),
-        );
-        if pe.rank() == ODD {
-            return odd(&mut rank);
-        }
-        let second = rank.step().map(|_| ());
-        calls.lock().unwrap()[pe.rank()] = Some(second.clone());
-        if let Err(first) = &second {
-            let again = rank.step().map(|_| ()).unwrap_err();
-            assert_eq!(again, OpError::FailedBefore { rank: rank.pe.rank(), first: first.to_string() });
-        }
-        second
+    Outcome::of(|calls| {
+        run_threads(3, &options(timeout), |pe| {
+            let share = Share::new(&plan, pe.rank(), &whole);
+            let op = ContextParallel::new(pe, Config { mode, ..Config::default() })?;
+            let mut rank = Rank { pe, op, plan: &plan, inputs: share.inputs(&whole) };
+            let first = rank.step()?;
+            check_rank(
+                "first call",
+                &plan,
+                pe.rank(),
+                &whole,
+                &first,
+                &solved.expected,
+                tolerance(Dtype::F32, Regime::Ordinary),
+            );
+            if pe.rank() == ODD {
+                return odd(&mut rank);
+            }
+            let second = rank.step().map(|_| ());
+            calls.lock().unwrap()[pe.rank()] = Some(second.clone());
+            if let Err(first) = &second {
+                let again = rank.step().map(|_| ()).unwrap_err();
+                assert_eq!(again, OpError::FailedBefore { rank: rank.pe.rank(), first: first.to_string() });
+            }
+            second
+        })
     })
-    .map(|_| ());
-    Outcome { calls: calls.into_inner().unwrap(), end, elapsed: start.elapsed() }
-}
-
-fn refusal() -> OpError {
-    OpError::PlanSize { plan: 7, world: 3 }
-}
-
-/// The error says that PE 1 failed, and with what.
-#[track_caller]
-fn assert_blames_the_odd_one(mode: Mode, error: &OpError, why: &str) {
-    let OpError::World(WorldError::PeFailed { rank: ODD, message }) = error else { panic!("{mode}: {error}") };
-    assert!(message.contains(why), "{mode}: {message}");
 }
 
 #[test]
@@ -140,30 +105,7 @@ fn a_pe_that_never_calls_is_named_when_the_time_is_up() {
             std::thread::sleep(2 * TIMEOUT);
             Ok(())
         });
-        assert!(outcome.end.is_err() && outcome.elapsed < 6 * TIMEOUT, "{mode}: {:?}", outcome.elapsed);
-        let error = outcome.error(2);
-        let message = error.to_string();
-        match error {
-            OpError::Expired(wait) => {
-                assert_ne!(mode, Mode::Bulk, "{message}");
-                let expired = &wait.expired;
-                assert_eq!((expired.pe, expired.epoch, expired.found), (2, 2, 1), "{message}");
-                let awaited = Awaited::from_u32(expired.awaited);
-                assert_eq!((expired.peer, awaited), (ODD as u32, Some(Awaited::Signal)), "{message}");
-                let kernel = if mode == Mode::Exact { "scan_push" } else { "fix_out" };
-                for part in [&format!("in {kernel}, head 0, lane 0"), "PE 2", "of epoch 2 from PE 1", "found epoch 1"] {
-                    assert!(message.contains(part), "{message}");
-                }
-            }
-            OpError::World(WorldError::Timeout { waiter: 2, missing, .. }) => {
-                assert_eq!((mode, &missing[..]), (Mode::Bulk, &[ODD][..]));
-            }
-            // In bulk mode PE 0 waits as well, and its time may be up first.
-            OpError::World(WorldError::PeFailed { rank: 0, .. }) => {
-                assert!(mode == Mode::Bulk && message.contains("for PE 1, which did not arrive"), "{message}");
-            }
-            _ => panic!("{mode}: {message}"),
-        }
+        outcome.assert_the_odd_one_is_missed(mode, 2, 0, "scan_push");
     }
 }
 

@@ -2,6 +2,7 @@
 //! results against the f64 reference.
 #![allow(dead_code)] // every test file uses its own part
 
+pub mod failing;
 pub mod gradients;
 
 use std::time::Duration;
