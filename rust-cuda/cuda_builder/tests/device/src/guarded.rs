@@ -9,9 +9,11 @@ pub unsafe fn barrier_between_arms(out: *mut u32, n: u32) {
     let first = t < n;
     let mut x = 1;
     if first {
+        // SAFETY: assembled and looked at, never run.
         x = unsafe { ptx::ld_global_u32(out.add(t as usize)) };
     }
     thread::sync_threads();
+    // SAFETY: assembled and looked at, never run.
     unsafe { if first { ptx::st_global_u32(out, x) } else { ptx::st_global_u32(out.add(1), x + 1) } }
 }
 
@@ -20,6 +22,7 @@ pub unsafe fn barrier_between_arms(out: *mut u32, n: u32) {
 pub unsafe fn assembly_between_arms(out: *mut u32, n: u32) {
     let t = thread::thread_idx_x();
     let first = t < n;
+    // SAFETY: assembled and looked at, never run.
     unsafe {
         if first {
             ptx::st_global_u32(out.add(2), n);
@@ -34,6 +37,7 @@ pub unsafe fn assembly_between_arms(out: *mut u32, n: u32) {
 pub unsafe fn used_in_one_arm(out: *mut u32, n: u32) {
     let t = thread::thread_idx_x();
     let mut d = [0f32; 4];
+    // SAFETY: assembled and looked at, never run.
     unsafe {
         let shuffled = ptx::shfl_sync_bfly_b32(t, 1, 0x1f, cuda_std::warp::ALL);
         let a = ptx::ldmatrix_x4(cuda_std::shared::dynamic() + 16 * (t % 32));
@@ -54,6 +58,7 @@ pub unsafe fn local_array(out: *mut u32, n: u32) {
         array[(i * 7 % 32) as usize] += i;
         i += 1;
     }
+    // SAFETY: assembled and looked at, never run.
     unsafe { ptx::st_global_u32(out, array[(n % 32) as usize]) }
 }
 
@@ -72,6 +77,7 @@ fn write_squares(side: &Side, next: &mut u64) {
         ($($i:literal)*) => {$(sixteen!(@ $i, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);)*};
         (@ $i:literal, $($j:literal)*) => {$(
             if *next < side.len {
+                // SAFETY: assembled and looked at, never run.
                 unsafe { ptx::st_global_f32(side.out.add(*next as usize), side.value * ($i * $j) as f32) };
                 *next += 1;
             }
@@ -96,6 +102,7 @@ pub unsafe fn references_to_arguments(left: Side, right: Side) {
 pub unsafe fn touched_accumulators(out: *mut f32, n: u32) {
     let b = ptx::wgmma_descriptor_128(cuda_std::shared::dynamic(), 16, 1024);
     let mut d = [0f32; 32];
+    // SAFETY: assembled and looked at, never run.
     unsafe {
         ptx::wgmma_fence();
         ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 0, 0>(&mut d, b, b, 0);
@@ -111,6 +118,7 @@ pub unsafe fn touched_accumulators(out: *mut f32, n: u32) {
 /// More values than registers are allowed.
 #[kernel(threads = 128, registers = 24)]
 pub unsafe fn too_few_registers(out: *mut f32) {
+    // SAFETY: assembled and looked at, never run.
     unsafe {
         let mut x = [0f32; 32];
         macro_rules! each {
@@ -128,13 +136,16 @@ pub unsafe fn too_few_registers(out: *mut f32) {
 #[kernel]
 pub unsafe fn checked_index(out: *mut u32, n: u32) {
     let table = [1u32, 2, 3, 4];
+    // SAFETY: assembled and looked at, never run.
     let slice: &[u32] = unsafe { core::slice::from_raw_parts(out, 4) };
+    // SAFETY: assembled and looked at, never run.
     unsafe { ptx::st_global_u32(out, table[0] + slice[n as usize]) }
 }
 
 /// A read-modify-write whose ordering this target drops.
 #[kernel]
 pub unsafe fn ordered_update(word: *mut u64) {
+    // SAFETY: assembled and looked at, never run.
     let word = unsafe { core::sync::atomic::AtomicU64::from_ptr(word) };
     word.fetch_add(1, core::sync::atomic::Ordering::AcqRel);
 }
@@ -145,5 +156,6 @@ pub unsafe fn undefined(out: *mut f32) {
     unsafe extern "C" {
         fn expf(x: f32) -> f32;
     }
+    // SAFETY: assembled and looked at, never run.
     unsafe { ptx::st_global_f32(out, expf(ptx::ld_global_f32(out))) }
 }

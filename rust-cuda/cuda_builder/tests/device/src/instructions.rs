@@ -5,6 +5,7 @@ use cuda_std::{kernel, math, ptx, shared, thread, warp};
 /// `special`, and what `thread` and `warp` add.
 #[kernel(threads = 128, registers = 64, hot)]
 pub unsafe fn special(out: *mut u32, clocks: *mut u64) {
+    // SAFETY: assembled and looked at, never run.
     unsafe {
         ptx::griddepcontrol_wait();
         ptx::setmaxnreg_dec::<40>();
@@ -30,6 +31,7 @@ pub unsafe fn special(out: *mut u32, clocks: *mut u64) {
 /// `barrier`, and the shuffles and votes of `warp`.
 #[kernel(threads = 128, hot)]
 pub unsafe fn barriers(out: *mut u32, x: f32, n: u32) {
+    // SAFETY: assembled and looked at, never run.
     unsafe {
         ptx::barrier0();
         ptx::bar_sync(n, 64);
@@ -49,6 +51,7 @@ pub unsafe fn barriers(out: *mut u32, x: f32, n: u32) {
 pub unsafe fn copies(to: *mut u8, from: *const u8, bytes: u32) {
     let base = shared::dynamic();
     let barrier = base + 4096;
+    // SAFETY: assembled and looked at, never run.
     unsafe {
         if thread::thread_idx_x() == 0 {
             ptx::mbarrier_init(barrier, 1);
@@ -85,6 +88,7 @@ pub unsafe fn copies(to: *mut u8, from: *const u8, bytes: u32) {
 /// `order`.
 #[kernel(hot)]
 pub unsafe fn order(word: *mut u64) {
+    // SAFETY: assembled and looked at, never run.
     unsafe {
         let mut x = ptx::ld_acquire_gpu_u64(word) + ptx::ld_acquire_sys_u64(word);
         x += ptx::ld_relaxed_gpu_u64(word) + ptx::ld_relaxed_sys_u64(word);
@@ -108,6 +112,7 @@ pub unsafe fn order(word: *mut u64) {
 #[kernel(hot)]
 pub unsafe fn shared_memory(at: u32) {
     let at = shared::dynamic() + at;
+    // SAFETY: assembled and looked at, never run.
     unsafe {
         ptx::st_shared_b16(at, ptx::ld_shared_b16(at + 64));
         ptx::st_shared_u32(at, ptx::ld_shared_u32(at + 64));
@@ -128,6 +133,7 @@ pub unsafe fn shared_memory(at: u32) {
 #[kernel(hot)]
 pub unsafe fn global_memory(to: *mut u32, from: *const u32) {
     let (to_f32, from_f32) = (to as *mut f32, from as *const f32);
+    // SAFETY: assembled and looked at, never run.
     unsafe {
         ptx::st_global_b16(to as *mut u16, ptx::ld_global_b16(from as *const u16));
         ptx::st_global_b16(to as *mut u16, ptx::ld_global_nc_b16(from as *const u16));
@@ -155,6 +161,7 @@ pub unsafe fn arithmetic(out: *mut f32, x: f32, y: f32) {
         ptx::lg2_approx_f32(x) + ptx::lg2_approx_ftz_f32(y) + ptx::rsqrt_approx_f32(x) + ptx::rsqrt_approx_ftz_f32(y);
     sum += ptx::rcp_approx_f32(x) + ptx::rcp_approx_ftz_f32(y) + ptx::sqrt_approx_f32(x) + ptx::sqrt_rn_f32(y);
     sum += math::exp(x) + math::ln_1p(y) + math::fma(x, x, y);
+    // SAFETY: assembled and looked at, never run.
     unsafe {
         ptx::st_global_f32(out, sum);
         ptx::st_global_v4_u32(out.add(4) as *mut u32, pairs[0], pairs[1], pairs[2], halves[0] as u32);

@@ -25,6 +25,7 @@ pub unsafe fn wgmma_chain(out: *mut f32, steps: u32) {
         };
     }
     let mut step = 0;
+    // SAFETY: assembled and looked at, never run.
     unsafe {
         while step < steps {
             halves!(s_half, s, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31);
@@ -55,6 +56,7 @@ macro_rules! each_product {
             let b = ptx::wgmma_descriptor_128(shared::dynamic(), 16, 1024);
             let mut d = [0f32; $length];
             let mut operand = [a, a + 1, a + 2, a + 3];
+            // SAFETY: assembled and looked at, never run.
             unsafe {
                 ptx::wgmma_fence();
                 ptx::$rs::<-1, 1, 1>(&mut d, operand, b, 0);
@@ -84,6 +86,7 @@ each_product! {
 pub unsafe fn fragments(out: *mut f32) {
     let row = shared::dynamic() + 16 * ptx::laneid();
     let mut d = [0f32; 4];
+    // SAFETY: assembled and looked at, never run.
     unsafe {
         let (a, b) = (ptx::ldmatrix_x4(row), ptx::ldmatrix_x2(row));
         ptx::mma_m16n8k16_f32_bf16(&mut d, a, b);
