@@ -113,7 +113,7 @@ impl Emulated {
 }
 
 /// As a fault of the CPU back end.
-fn as_fault(fault: &Fault) -> ExecError {
+pub(crate) fn as_fault(fault: &Fault) -> ExecError {
     let place = fault.thread.map(|thread| (fault.block as usize, thread as usize / 128));
     let kind = FaultKind::Panic(fault.to_string());
     ExecError::Fault(kernels_gpu::tile::host::Fault { kernel: fault.kernel.clone(), place, kind })
