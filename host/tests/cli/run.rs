@@ -243,20 +243,37 @@ fn verify_checks_gradients() {
     assert_eq!((&report["backward"], &report["passed"]), (&true.into(), &true.into()), "{report}");
     assert!(report["groups"][0]["gradients"].as_f64().unwrap() > 0.0, "{report}");
 }
+
+/// `args` as text and as JSON: every repetition had the bits of the first.
+fn all_alike(args: &[&str], said: &str, repetitions: u64, backward: bool) {
+    let text = succeeds(&deltalink(args));
+    assert!(text.contains(said), "{text}");
+    let reports: Value = serde_json::from_str(&succeeds(&deltalink(&[args, &["--json", "-"]].concat()))).unwrap();
+    for report in reports.as_array().unwrap() {
+        let found = &report["repetitions"];
+        assert_eq!((&found["repetitions"], &found["different"]), (&repetitions.into(), &0.into()), "{report}");
+        assert_eq!(found["backward"], backward, "{report}");
+        assert!(found["slowest_us"].as_f64() >= found["median_us"].as_f64(), "{report}");
+    }
+}
+
 #[test]
 fn repetitions_are_held_against_the_first() {
     for world in ["threads", "processes"] {
         let args =
             ["run", "--op", "gdn", "--pes", "3", "--world", world, "--repeat", "6", "--jitter", "500", "--seed", "7"];
-        let text = succeeds(&deltalink(&args));
-        assert!(text.contains("6 repetitions, delays of up to 500 us (seed 7): all the same bit for bit"), "{text}");
-        let reports: Value =
-            serde_json::from_str(&succeeds(&deltalink(&[&args[..], &["--json", "-"]].concat()))).unwrap();
-        for report in reports.as_array().unwrap() {
-            let repetitions = &report["repetitions"];
-            assert_eq!((&repetitions["repetitions"], &repetitions["different"]), (&6.into(), &0.into()), "{report}");
-            assert!(repetitions["slowest_us"].as_f64() >= repetitions["median_us"].as_f64(), "{report}");
-        }
+        let said = "6 repetitions, delays of up to 500 us (seed 7): all the same bit for bit";
+        all_alike(&args, said, 6, false);
+    }
+}
+
+#[test]
+fn repetitions_have_their_gradients_too() {
+    for world in ["threads", "processes"] {
+        let args =
+            ["run", "--op", "kda", "--backward", "--pes", "3", "--world", world, "--repeat", "50", "--jitter", "300"];
+        let said = "50 repetitions of forward and backward, delays of up to 300 us (seed 0): all the same bit for bit";
+        all_alike(&args, said, 50, true);
     }
 }
 
