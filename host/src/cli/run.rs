@@ -41,6 +41,7 @@ pub use soak::SoakReport;
 use input::Job;
 use soak::Soak;
 use stage::Stage;
+pub(super) use stage::machine_epoch;
 
 /// Compute inputs on several PEs, check the results, and show what communication cost.
 ///
@@ -361,22 +362,10 @@ fn in_turn(jobs: &[Job], computed: &[Computed]) -> Trace {
     let names: Vec<&str> = jobs.iter().map(|job| job.name.as_str()).collect();
     let trains = computed.iter().any(|computed| computed.gradients.is_some());
     let what = if trains { "forward and backward" } else { "forward" };
-    let mut all = Trace::new(format!("{what} of {}", names.join(", ")), "");
-    let mut begin = 0;
     let of_input = |computed: &'_ Computed| {
         let backward = computed.gradients.as_ref().and_then(|found| found.trace.as_ref());
         computed.whole.trace.iter().chain(backward).cloned().collect::<Vec<_>>()
     };
-    for trace in &computed.iter().flat_map(of_input).collect::<Vec<_>>() {
-        all.track_name.clone_from(&trace.track_name);
-        all.events.extend(trace.events.iter().cloned().map(|mut event| {
-            event.start_ns += begin;
-            event.end_ns += begin;
-            event
-        }));
-        // A gap of a twentieth shows where the next input begins.
-        let (_, end) = trace.span_ns().unwrap_or_default();
-        begin += end + end / 20;
-    }
-    all
+    let traces: Vec<Trace> = computed.iter().flat_map(of_input).collect();
+    Trace::in_turn(format!("{what} of {}", names.join(", ")), &traces)
 }

@@ -211,7 +211,7 @@ fn gather<T>(
 }
 
 /// The zero of the machine's monotonic clock, the same for all its processes.
-fn machine_epoch() -> Instant {
+pub(in crate::cli) fn machine_epoch() -> Instant {
     let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let since = Duration::new(clock.tv_sec.unsigned_abs(), clock.tv_nsec.unsigned_abs() as u32);
     let now = Instant::now();
