@@ -26,6 +26,7 @@ class Session:
     hydra: str | None
     mpirun: str | None
     sanitizer: str | None
+    racecheck: str
     mps: str | None
     soak_steps: int
 
@@ -140,7 +141,10 @@ def sanitized(tool, direction):
         if session.toy:
             return [session.own(*words, "--checked") for words in runs[1:]]
         under = [session.sanitizer, "--tool", tool, "--error-exitcode", "9"]
-        return [Command([*under, *session.own(*words).argv]) for words in runs]
+        # The list of a kernel's parameters ends with an error of the driver's interface, which is no invalid access.
+        under += ["--report-api-errors", "no"] if tool == "memcheck" else []
+        program = session.racecheck if tool == "racecheck" else session.program
+        return [Command([*under, program, *session.own(*words).argv[1:]]) for words in runs]
 
     def read(session, folder):
         return {} if session.toy else figures.sanitizer(log_of(folder))

@@ -41,9 +41,11 @@ def main():
         # After each, so that whatever ends this program leaves what there is.
         (arguments.out / "summary.md").write_text(summary.markdown(records))
     print(summary.markdown(records))
+    done = {found["phase"] for found in records if found["outcome"] == "passed"}
     bad = [found["phase"] for found in records if found["outcome"] in ("failed", "timed out")]
+    bad += [name for name in arguments.require if name not in done and name not in bad]
     if bad:
-        print(f"not right, or not done in time: {', '.join(bad)}", file=sys.stderr)
+        print(f"not right, not done in time, or not possible: {', '.join(bad)}", file=sys.stderr)
     return 1 if bad else 0
 
 
@@ -51,6 +53,7 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--phases", nargs="+", metavar="NAME", help="groups (one, two, peers) or single phases [default: all]")
+    parser.add_argument("--require", nargs="+", default=[], metavar="NAME", help="phases that must be possible here")
     parser.add_argument("--list", action="store_true", help="show the phases and their bounds")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="for all phases together; what does not fit is left out")
     parser.add_argument("--out", type=Path, default=Path("gpu-records"), help="folder for the records")
@@ -59,6 +62,7 @@ def parse():
     parser.add_argument("--hydra", help="mpiexec.hydra [default: beside the program, or on PATH]")
     parser.add_argument("--mpirun", help="Open MPI's mpirun [default: on PATH]")
     parser.add_argument("--sanitizer", help="compute-sanitizer [default: on PATH, or CUDA's]")
+    parser.add_argument("--racecheck", help="a program built with the feature racecheck, for racecheck [default: the program]")
     parser.add_argument("--soak-steps", type=int, help="steps of a soak [default: 1000, with --device cpu 20]")
     parser.add_argument("--commit", help="of which the program was built, where this is no repository")
     return parser.parse_args()
@@ -85,9 +89,11 @@ def prepare(arguments):
         sys.exit("error: nvidia-smi shows no GPU; --device cpu tries the phases out on the CPU back end")
     beside = Path(program).parent
     convolution = machine.tool(arguments.convolution, ["gpu_convolution"], [beside, beside / "examples"])
+    if arguments.racecheck and not Path(arguments.racecheck).is_file():
+        sys.exit(f"error: {arguments.racecheck} is not there")
     hydra = machine.tool(arguments.hydra, ["mpiexec.hydra"], [beside])
     proxy = Path(hydra).with_name("hydra_pmi_proxy") if hydra else None
-    for path in filter(None, [program, convolution, hydra, proxy]):
+    for path in filter(None, [program, convolution, hydra, proxy, arguments.racecheck]):
         executable(path)
     session = phases.Session(
         program=program,
@@ -97,6 +103,7 @@ def prepare(arguments):
         hydra=hydra,
         mpirun=machine.open_mpi(arguments.mpirun),
         sanitizer=machine.tool(arguments.sanitizer, ["compute-sanitizer"], ["/usr/local/cuda/bin"]),
+        racecheck=str(Path(arguments.racecheck).resolve()) if arguments.racecheck else program,
         mps=shutil.which(running.MPS),
         soak_steps=arguments.soak_steps or (20 if arguments.device == "cpu" else 1000),
     )
@@ -144,12 +151,16 @@ def measure(phase, session, folder, limit_s, done):
         for command in commands:
             result = running.run(command, deadline - time.monotonic(), log, {**env, **service})
             done.append(result)
-            if result["timed_out"]:
-                return {"outcome": "timed out", "reason": f"not done after {limit_s:.0f} s"}
             if result["rc"] != 0:
                 break
-    rc = done[-1]["rc"]
-    failed = None if rc == 0 else f"a command ended with {rc}: {last_words(log)}"
+    last = done[-1]
+    if last["timed_out"]:
+        found = {"outcome": "timed out", "reason": f"not done after {limit_s:.0f} s"}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            # What was written until then.
+            found["figures"] = phase.read(session, folder)
+        return found
+    failed = None if last["rc"] == 0 else f"a command ended with {last['rc']}: {last_words(log)}"
     try:
         figures = phase.read(session, folder)
     except (OSError, ValueError, KeyError, TypeError) as error:

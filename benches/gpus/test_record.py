@@ -28,7 +28,7 @@ ABOUT = {"device": "cpu", "machine": {"cpu": "x", "cores": 1, "kernel": "1", "gp
 
 def session(**words):
     given = dict(program="deltalink", device="cuda", gpus=2, convolution=None, hydra=None, mpirun=None, sanitizer=None,
-                 mps=None, soak_steps=1000)
+                 racecheck="deltalink", mps=None, soak_steps=1000)
     return phases.Session(**{**given, **words})
 
 
@@ -109,9 +109,14 @@ wait""")
 
 class Recording(Folder):
     def test_a_phase_that_overruns_is_recorded_as_such(self):
-        found = self.recorded(phase(lambda session, folder: [running.Command(["sleep", "3600"])], limit_s=0.2))
+        found = self.recorded(phase(lambda session, folder: [running.Command(["sleep", "3600"])],
+                                    lambda session, folder: phases.report(folder), limit_s=0.2))
         self.assertEqual((found["outcome"], found["reason"]), ("timed out", "not done after 0 s"))
         self.assertTrue(found["commands"][0]["timed_out"])
+        self.assertIsNone(found["figures"])
+        some = self.recorded(phase(lambda session, folder: [running.Command(["sleep", "3600"])],
+                                   lambda session, folder: {"rows": [1]}, limit_s=0.2))
+        self.assertEqual((some["outcome"], some["figures"]), ("timed out", {"rows": [1]}))
 
     def test_the_first_command_that_fails_is_the_last_and_named(self):
         commands = [running.Command(["sh", "-c", "echo 'error: it broke' >&2; exit 2"]), running.Command(["true"])]
