@@ -70,6 +70,8 @@ def checked(name, group, limit_s, *words, missing=lambda session: None):
     """The program's own checks on many problems."""
     def commands(session, folder):
         few = ["--case", "0"] if session.toy else ["--quick"]
+        # A GPU for each process: more of them share it as phases of their own.
+        few += ["--pes", "1,2"] if group == "two" and not session.toy else []
         return [session.own("verify", *few, *words, "--json", folder / "report.json")]
 
     return Phase(name, group, limit_s, commands, lambda session, folder: figures.verify(report(folder)), missing)
@@ -228,7 +230,7 @@ def timeline(name, *words):
     return Phase(name, "two", 90, commands, lambda session, folder: figures.trace(report(folder)), two)
 
 
-def peers(pes):
+def peers(op, pes):
     def lacks(session):
         if session.toy:
             return "FLA needs a GPU"
@@ -237,9 +239,11 @@ def peers(pes):
         return two(session) if pes == 2 else None
 
     def commands(session, folder):
-        return [Command([sys.executable, COMPARE, "--deltalink", session.program, "--pes", str(pes), "--out", folder])]
+        # Each side has less than the phase, so that a side that overruns leaves a table of the other.
+        words = ["--op", op, "--pes", str(pes), "--deltalink", session.program, "--timeout", "400", "--out", folder]
+        return [Command([sys.executable, COMPARE, *words])]
 
-    return Phase(f"peers-{pes}", "peers", 580, commands,
+    return Phase(f"peers-{op}-{pes}", "peers", 590, commands,
                  lambda session, folder: figures.peers(report(folder, "compare.json")), lacks)
 
 
@@ -274,6 +278,5 @@ def all_phases():
         soak("soak-put", 300, "--transport", "put"),
         *(shared(pes) for pes in ("4", "8")),
         convolution(2, "two", two),
-        peers(1),
-        peers(2),
+        *(peers(op, pes) for pes in (1, 2) for op in ("kda", "gdn")),
     ]

@@ -7,12 +7,14 @@ says how to get them and how to read the result.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -169,14 +171,28 @@ def results(path, command, arguments, report):
         path.unlink(missing_ok=True)
         command = command + ["--json", str(path)]
         print("+", " ".join(command), file=sys.stderr, flush=True)
-        try:
-            done = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=arguments.timeout, check=False)
-            failed = f"ended with {done.returncode}" if done.returncode != 0 else None
-        except subprocess.TimeoutExpired:
-            failed = f"was not done after {arguments.timeout} s; allow more with --timeout"
+        failed = failure_of(command, arguments.timeout)
         if failed:
             report["failures"].append(f"{' '.join(command)} {failed}")
     return json.loads(path.read_text()) if path.is_file() else None
+
+
+def failure_of(command, timeout_s):
+    """Runs `command`; how it failed, in words, or None. The next program must have the GPUs alone: one that overruns is told to
+    stop, since torch's launcher then ends its ranks, and killed with its session if it does not."""
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        code = child.wait(timeout=timeout_s)
+        return f"ended with {code}" if code != 0 else None
+    except subprocess.TimeoutExpired:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=30)
+        return f"was not done after {timeout_s} s; allow more with --timeout"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def check_settings(arguments, op, found, dim):

@@ -149,6 +149,11 @@ class Whole(unittest.TestCase):
         self.assertEqual(report["rows"][0]["fla_over_deltalink"], 3.0)
         self.assertIn("| 3.00 |", (self.folder / "compare.md").read_text())
 
+    def test_a_program_that_overruns_is_ended(self):
+        self.assertIsNone(compare.failure_of(["true"], 60))
+        self.assertEqual(compare.failure_of(["sh", "-c", "exit 3"], 60), "ended with 3")
+        self.assertIn("was not done after 0.1 s", compare.failure_of(["sleep", "3600"], 0.1))
+
     def test_a_side_that_fails_is_named_and_what_it_had_measured_is_kept(self):
         code, report = self.compared("exit 5")
         self.assertEqual((code, len(report["failures"])), (1, 1))
