@@ -7,18 +7,53 @@ says how to get them and how to read the result.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import datetime
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import page
+
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
-PASSES = {"forward": "forward", "both": "forward and backward"}
+GATES = ("fast", "slow")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An op with its heads; tokens of each PE."""
+
+    op: str
+    heads: int
+    tokens: tuple
+
+    @staticmethod
+    def parse(text):
+        try:
+            op, heads, tokens = text.split(":")
+            case = Case(op, int(heads), tuple(int(number) for number in tokens.split(",")))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text} is not OP:HEADS:TOKENS,..") from None
+        if case.op not in ("kda", "gdn") or min(case.heads, *case.tokens) < 1:
+            raise argparse.ArgumentTypeError(f"{text}: the op is kda or gdn, numbers are at least 1")
+        return case
+
+    def __str__(self):
+        return f"{self.op}:{self.heads}:{','.join(map(str, self.tokens))}"
+
+
+# By number of PEs.
+CASES = {
+    1: [Case("kda", 32, (2048, 8192, 32768)), Case("kda", 8, (32768,)), Case("gdn", 32, (8192,))],
+    2: [Case("kda", 32, (8192, 32768)), Case("gdn", 32, (8192,))],
+}
 
 
 def main():
@@ -26,46 +61,43 @@ def main():
     program = find_program(arguments.deltalink)
     if importlib.util.find_spec("fla") is None:
         sys.exit("error: this Python has no flash-linear-attention; install it with `pip install flash-linear-attention`")
-    gpus = names_of_gpus()
+    gpus = asked_of_driver("name")
     pes = arguments.pes or [count for count in (1, 2) if count <= len(gpus)]
     if max(pes) > len(gpus):
         sys.exit(f"error: {max(pes)} PEs were asked for, and there are {len(gpus)} GPUs; a comparison needs one for each")
     raw = arguments.out / "raw"
     raw.mkdir(parents=True, exist_ok=True)
-    rows, versions, machine, built_of = [], {}, {}, None
-    for op in arguments.op:
-        for count in pes:
-            peer = results(raw / f"fla-{op}-{count}.json", fla_command(arguments, op, count), arguments)
-            own = results(raw / f"deltalink-{op}-{count}.json", own_command(arguments, program, op, count), arguments)
-            for found, dim in ((peer, "dim"), (own, "key_dim")):
-                check_settings(arguments, op, found["settings"], dim)
-            built_of = own["commit"]
-            versions.update(peer["versions"])
-            versions["deltalink"] = own["deltalink"]
-            machine = own["machine"]
-            rows += rows_of(arguments, op, count, own["points"], peer["points"])
     report = {
-        "schema": 1,
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "commit": built_of or commit(),
+        "schema": 2,
+        "date": None,
+        "commit": None,
         "command": sys.argv,
-        "machine": {**machine, "gpus": gpus, "driver": asked_of_driver("driver_version")[0]},
-        "versions": versions,
-        "settings": {"heads": arguments.heads, "dim": arguments.dim, "dtype": "bf16", "warmup": arguments.warmup,
-                     "repeats": arguments.repeats},
-        "rows": rows,
+        "machine": {"gpus": gpus, "driver": asked_of_driver("driver_version")[0]},
+        "versions": {},
+        "settings": {"dim": arguments.dim, "dtype": "bf16", "warmup": arguments.warmup, "repeats": arguments.repeats},
+        "rows": [],
+        "failures": [],
     }
-    (arguments.out / "compare.json").write_text(json.dumps(report, indent=1) + "\n")
-    text = markdown(report)
-    (arguments.out / "compare.md").write_text(text)
-    print(text)
+    for count in pes:
+        for op in arguments.op:
+            cases = [case for case in arguments.case or CASES.get(count, CASES[2]) if case.op == op]
+            if cases:
+                compare(arguments, program, op, count, cases, report)
+                # After each, so that whatever ends this program leaves what there is.
+                write(arguments.out, report)
+    print(write(arguments.out, report))
+    for failure in report["failures"]:
+        print(f"error: {failure}", file=sys.stderr)
+    return 1 if report["failures"] else 0
 
 
-def parse():
+def parse(words=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--op", nargs="+", choices=["kda", "gdn"], default=["kda", "gdn"])
-    parser.add_argument("--heads", type=int, default=32)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192, 32768], help="of each PE")
+    parser.add_argument("--case", nargs="+", type=Case.parse, metavar="OP:HEADS:TOKENS,..",
+                        help="tokens are of each PE [default: one PE " + " ".join(map(str, CASES[1])) + "; two "
+                             + " ".join(map(str, CASES[2])) + "]")
+    parser.add_argument("--gates", nargs="+", choices=GATES, default=list(GATES))
     parser.add_argument("--dim", type=int, default=128, help="channels of keys and of values")
     parser.add_argument("--pes", type=int, nargs="+", help="numbers of PEs, one GPU each [default: 1, and 2 if there are]")
     parser.add_argument("--forward-only", action="store_true")
@@ -76,7 +108,7 @@ def parse():
     parser.add_argument("--out", type=Path, default=Path("peers-results"), help="folder for the results")
     parser.add_argument("--reuse", action="store_true", help="keep measurements that the folder has already")
     parser.add_argument("--timeout", type=int, default=1800, help="seconds for each program")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def find_program(asked):
@@ -88,106 +120,124 @@ def find_program(asked):
              "(after `cargo xtask setup`), or name it with --deltalink")
 
 
-def fla_command(arguments, op, pes):
+def compare(arguments, program, op, pes, cases, report):
+    """Measures both sides and adds a row for each case, number of tokens, kind of gates and pass to `report`."""
+    raw = arguments.out / "raw"
+    # FLA tunes its kernels once in a process, which takes minutes: one process for all cases.
+    peer = results(raw / f"fla-{op}-{pes}.json", fla_command(arguments, op, pes, cases), arguments, report)
+    for case in cases:
+        own = results(raw / f"deltalink-{op}-{case.heads}-{pes}.json", own_command(arguments, program, pes, case), arguments,
+                      report)
+        for found, dim in ((peer, "dim"), (own, "key_dim")):
+            if found:
+                check_settings(arguments, op, found["settings"], dim)
+        report["rows"] += rows_of(arguments, pes, case, own, peer)
+        if own:
+            report["versions"]["deltalink"] = own["deltalink"]
+            report["machine"] = {**own["machine"], **report["machine"]}
+            report["commit"] = own["commit"]
+    if peer:
+        report["versions"].update(peer["versions"])
+
+
+def fla_command(arguments, op, pes, cases):
     python = [sys.executable]
     if pes > 1:
         python += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={pes}"]
-    command = python + [str(HERE / "fla_times.py"), "--op", op] + common(arguments, "--tokens", map(str, arguments.tokens))
-    return command + (["--forward-only"] if arguments.forward_only else [])
+    command = python + [str(HERE / "fla_times.py"), "--op", op, "--gates", *arguments.gates, "--case"]
+    command += [f"{case.heads}:{','.join(map(str, case.tokens))}" for case in cases]
+    return command + common(arguments) + (["--forward-only"] if arguments.forward_only else [])
 
 
-def own_command(arguments, program, op, pes):
-    command = [program, "bench", "op", "--op", op, "--device", "cuda", "--gates", "fast", "--pes", str(pes)]
+def own_command(arguments, program, pes, case):
+    gates = arguments.gates[0] if len(arguments.gates) == 1 else "both"
+    command = [program, "bench", "op", "--op", case.op, "--device", "cuda", "--gates", gates, "--pes", str(pes)]
     # Exactly as many GPUs as PEs, so that a machine with more makes no difference.
     command += ["--world", arguments.world, "--gpus", ",".join(map(str, range(pes)))]
-    command += common(arguments, "--tokens", [",".join(map(str, arguments.tokens))])
+    command += ["--heads", str(case.heads), "--tokens", ",".join(map(str, case.tokens))] + common(arguments)
     return command + ([] if arguments.forward_only else ["--backward"])
 
 
-def common(arguments, name, tokens):
-    numbers = {"--heads": arguments.heads, "--dim": arguments.dim, "--warmup": arguments.warmup,
-               "--repeats": arguments.repeats}
-    return [name, *tokens] + [text for option, value in numbers.items() for text in (option, str(value))]
+def common(arguments):
+    numbers = {"--dim": arguments.dim, "--warmup": arguments.warmup, "--repeats": arguments.repeats}
+    return [text for option, value in numbers.items() for text in (option, str(value))]
 
 
-def results(path, command, arguments):
-    """What `command` writes to `path`, or has written there before."""
+def results(path, command, arguments, report):
+    """What `command` writes to `path`, or has written there before; None, and a line among the failures, if there is nothing.
+
+    What it had written when it failed is kept."""
     if not (arguments.reuse and path.is_file()):
+        path.unlink(missing_ok=True)
         command = command + ["--json", str(path)]
         print("+", " ".join(command), file=sys.stderr, flush=True)
-        try:
-            done = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=arguments.timeout, check=False)
-        except subprocess.TimeoutExpired:
-            sys.exit(f"error: not done after {arguments.timeout} s; allow more with --timeout")
-        if done.returncode != 0:
-            sys.exit(f"error: it ended with {done.returncode}; the reason is above")
-    return json.loads(path.read_text())
+        failed = failure_of(command, arguments.timeout)
+        if failed:
+            report["failures"].append(f"{' '.join(command)} {failed}")
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def failure_of(command, timeout_s):
+    """Runs `command`; how it failed, in words, or None. The next program must have the GPUs alone: one that overruns is told to
+    stop, since torch's launcher then ends its ranks, and killed with its session if it does not."""
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        code = child.wait(timeout=timeout_s)
+        return f"ended with {code}" if code != 0 else None
+    except subprocess.TimeoutExpired:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=30)
+        return f"was not done after {timeout_s} s; allow more with --timeout"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def check_settings(arguments, op, found, dim):
     """Refuses results of an earlier call with other settings."""
-    wanted = {"op": op, "heads": arguments.heads, dim: arguments.dim, "warmup": arguments.warmup,
-              "repeats": arguments.repeats}
+    wanted = {"op": op, dim: arguments.dim, "warmup": arguments.warmup, "repeats": arguments.repeats}
     for name, want in wanted.items():
         if found[name] != want:
             sys.exit(f"error: the folder has results with {name} = {found[name]}, {want} was asked for; "
                      "measure again without --reuse, or into another folder")
 
 
-def rows_of(arguments, op, pes, own, peer):
-    def find(points, tokens, what):
-        found = [point for point in points if (point["tokens"], point["pass"]) == (tokens, what)]
-        if len(found) != 1:
-            sys.exit(f"error: {len(found)} results of {op}, {tokens} tokens, {what}, where one was expected; "
-                     "measure again without --reuse")
-        return found[0]
+def rows_of(arguments, pes, case, own, peer):
+    """A row for each number of tokens, kind of gates and pass. A side without a result has none in its row."""
+    def find(side, wanted):
+        found = [point for point in (side or {}).get("points", []) if all(point.get(name) == x for name, x in wanted.items())]
+        return found[-1] if found else {}
 
     rows = []
-    for tokens in arguments.tokens:
-        for what in ["forward"] if arguments.forward_only else PASSES:
-            mine, theirs = find(own, tokens, what), find(peer, tokens, what)
-            row = {"op": op, "pes": pes, "tokens": tokens, "pass": what,
-                   "deltalink": {name: mine[name] for name in ("time_us", "peak_device_bytes", "tflop_s", "tb_s", "hopper")},
-                   "fla": {name: x for name, x in theirs.items() if name not in ("tokens", "pass")}}
-            if "time_us" in theirs:
-                row["fla_over_deltalink"] = theirs["time_us"]["median"] / mine["time_us"]["median"]
-            rows.append(row)
+    for tokens in case.tokens:
+        for gates in arguments.gates:
+            for what in ["forward"] if arguments.forward_only else page.PASSES:
+                wanted = {"tokens": tokens, "gates": gates, "pass": what}
+                # A file of deltalink has one number of heads.
+                mine, theirs = find(own, wanted), find(peer, {**wanted, "heads": case.heads})
+                row = {"op": case.op, "pes": pes, "heads": case.heads, **wanted,
+                       "deltalink": kept(mine, ("time_us", "peak_device_bytes", "tflop_s", "tb_s", "hopper")),
+                       "fla": kept(theirs, ("time_us", "peak_device_bytes", "refused"))}
+                if "time_us" in mine and "time_us" in theirs:
+                    row["fla_over_deltalink"] = theirs["time_us"]["median"] / mine["time_us"]["median"]
+                rows.append(row)
     return rows
 
 
-def markdown(report):
-    machine, settings, versions = report["machine"], report["settings"], report["versions"]
-    gpus = " + ".join(f"{machine['gpus'].count(name)} x {name}" for name in sorted(set(machine["gpus"])))
-    named = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    lines = [
-        "# deltalink beside flash-linear-attention",
-        "",
-        f"{report['date']}, commit {report['commit']}, {gpus}, driver {machine['driver']}, {machine['cpu']}; {named}.",
-        f"{settings['dtype']}, {settings['heads']} heads, K = V = {settings['dim']}, fast gates; medians of "
-        f"{settings['repeats']} (tenth at each end), of each the PE or rank that took longest; tokens are of each.",
-        "",
-        "| op | PEs | tokens | pass | deltalink ms | FLA ms | FLA / deltalink | deltalink MiB | FLA MiB |",
-        "|---|--:|--:|---|--:|--:|--:|--:|--:|",
-    ]
+def kept(point, names):
+    return {name: point[name] for name in names if name in point}
 
-    def time(side):
-        if "time_us" not in side:
-            return "refused"
-        median, low, high = (side["time_us"][name] / 1e3 for name in ("median", "p10", "p90"))
-        return f"{median:.3f} ({low:.3f} to {high:.3f})"
 
-    def memory(side):
-        return f"{side['peak_device_bytes'] / 2**20:.0f}" if "peak_device_bytes" in side else ""
-
-    for row in report["rows"]:
-        own, peer = row["deltalink"], row["fla"]
-        ratio = f"{row['fla_over_deltalink']:.2f}" if "fla_over_deltalink" in row else ""
-        cells = [row["op"], row["pes"], row["tokens"], PASSES[row["pass"]], time(own), time(peer), ratio, memory(own),
-                 memory(peer)]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    refusals = sorted({row["fla"]["refused"] for row in report["rows"] if "refused" in row["fla"]})
-    lines += [""] + [f"FLA refused: {' '.join(refusal.split())}" for refusal in refusals]
-    return "\n".join(lines).rstrip() + "\n"
+def write(folder, report):
+    """Both files as far as the rows go; returns the page."""
+    report["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    report["commit"] = report["commit"] or commit()
+    (folder / "compare.json").write_text(json.dumps(report, indent=1) + "\n")
+    text = page.markdown(report)
+    (folder / "compare.md").write_text(text)
+    return text
 
 
 def asked_of_driver(field):
@@ -199,10 +249,6 @@ def asked_of_driver(field):
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: nvidia-smi does not tell {field} ({error}); both sides need NVIDIA GPUs and their driver")
     return asked.stdout.split("\n")[:-1]
-
-
-def names_of_gpus():
-    return asked_of_driver("name")
 
 
 def commit():
@@ -217,4 +263,4 @@ def commit():
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,6 +8,7 @@ call the rank that took longest counts.
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import sys
@@ -55,31 +56,50 @@ class Rank:
             dist.destroy_process_group()
 
 
-class Kda:
-    """Raw gate input with a lower bound, as `deltalink bench op --op kda --gates fast` has it."""
+SLOW = -0.004
+"""The log decay about which slow gates lie."""
+BOUND = -5.0
+"""The bound of KDA's gate."""
 
-    def __init__(self, shape, draw):
+
+def tensors(shape, draw, mean, slow):
+    """q, k, v and beta. Slow gates come with keys around a mean and small steps, so that what a state held matters."""
+    leaves = {name: draw(*shape) for name in ("q", "k", "v")}
+    beta = draw(*shape[:3])
+    if slow:
+        leaves["k"] = leaves["k"] + 1.5 * mean
+        beta = beta - 4.0
+    return {**leaves, "beta": beta.sigmoid()}
+
+
+class Kda:
+    """Raw gate input with a lower bound, as `deltalink bench op --op kda` has it."""
+
+    def __init__(self, shape, draw, mean, slow):
         _, _, heads, dim = shape
-        self.leaves = {name: draw(*shape) for name in ("q", "k", "v")}
-        self.leaves["g"] = 0.1 * draw(*shape)
-        self.leaves["beta"] = draw(*shape[:3]).sigmoid()
+        self.leaves = tensors(shape, draw, mean, slow)
+        if slow:
+            share = SLOW / BOUND
+            self.leaves["g"] = math.log(share / (1.0 - share)) + 0.5 * draw(*shape)
+        else:
+            self.leaves["g"] = 0.1 * draw(*shape)
         self.leaves["A_log"] = torch.zeros(heads, device="cuda")
         self.leaves["dt_bias"] = torch.zeros(heads * dim, device="cuda")
 
     def __call__(self, context):
         from fla.ops.kda import chunk_kda
 
-        options = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, safe_gate=True, lower_bound=-5.0)
+        options = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, safe_gate=True, lower_bound=BOUND)
         return chunk_kda(**self.leaves, **options, cp_context=context)[0]
 
 
 class Gdn:
-    """The decay itself, as `deltalink bench op --op gdn --gates fast` has it."""
+    """The decay itself, as `deltalink bench op --op gdn` has it."""
 
-    def __init__(self, shape, draw):
-        self.leaves = {name: draw(*shape) for name in ("q", "k", "v")}
-        self.leaves["g"] = torch.nn.functional.logsigmoid(draw(*shape[:3]).float())
-        self.leaves["beta"] = draw(*shape[:3]).sigmoid()
+    def __init__(self, shape, draw, mean, slow):
+        self.leaves = tensors(shape, draw, mean, slow)
+        x = draw(*shape[:3]).float()
+        self.leaves["g"] = SLOW * (0.5 * x).exp() if slow else torch.nn.functional.logsigmoid(x)
 
     def __call__(self, context):
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
@@ -116,21 +136,24 @@ def quantiles(times):
     return {"samples": len(ordered), "p10": at(0.1), "median": at(0.5), "p90": at(0.9)}
 
 
-def measure(arguments, tokens, rank):
+def measure(arguments, heads, tokens, gates, rank, points):
+    """Adds the times of both passes to `points`."""
     generator = torch.Generator(device="cuda").manual_seed(1 + rank.number)
 
-    def draw(*shape):
-        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16, generator=generator)
+    def draw(*shape, of=generator):
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16, generator=of)
 
-    shape = (1, tokens, arguments.heads, arguments.dim)
-    problem = {"kda": Kda, "gdn": Gdn}[arguments.op](shape, draw)
+    shape = (1, tokens, heads, arguments.dim)
+    # The same on all ranks.
+    mean = draw(heads, arguments.dim, of=torch.Generator(device="cuda").manual_seed(0))
+    problem = {"kda": Kda, "gdn": Gdn}[arguments.op](shape, draw, mean, gates == "slow")
     context = rank.context(tokens)
-    points = []
 
     def note(what, step, grad_mode):
         if rank.number == 0:
-            print(f"fla {arguments.op}, {tokens} tokens, {what}; the first call tunes kernels", file=sys.stderr)
-        point = {"tokens": tokens, "pass": what}
+            print(f"fla {arguments.op}, {heads} heads, {tokens} tokens, {gates} gates, {what}; the first call tunes kernels",
+                  file=sys.stderr, flush=True)
+        point = {"heads": heads, "tokens": tokens, "gates": gates, "pass": what}
         try:
             with grad_mode:
                 times, peak = timed(step, rank, arguments.warmup, arguments.repeats)
@@ -155,7 +178,24 @@ def measure(arguments, tokens, rank):
                 leaf.grad = None
 
         note("both", forward_and_backward, nullcontext())
-    return points
+
+
+def case(text):
+    """HEADS:TOKENS,.."""
+    heads, tokens = text.split(":")
+    return int(heads), [int(number) for number in tokens.split(",")]
+
+
+def write(arguments, rank, points):
+    """What there is, so that whatever ends this program leaves it."""
+    packages = ["torch", "triton", "flash-linear-attention", "fla-core"]
+    versions = {"python": platform.python_version(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    versions.update({name: version(name) for name in packages})
+    settings = {name: getattr(arguments, name) for name in ("op", "dim", "warmup", "repeats")}
+    draft = f"{arguments.json}.new"
+    with open(draft, "w") as file:
+        json.dump({"ranks": rank.count, "settings": settings, "versions": versions, "points": points}, file, indent=1)
+    os.replace(draft, arguments.json)
 
 
 def version(package):
@@ -168,23 +208,21 @@ def version(package):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--op", choices=["kda", "gdn"], required=True)
-    parser.add_argument("--heads", type=int, required=True)
-    parser.add_argument("--tokens", type=int, nargs="+", required=True, help="of each rank")
+    parser.add_argument("--case", nargs="+", type=case, required=True, metavar="HEADS:TOKENS,..", help="tokens of each rank")
+    parser.add_argument("--gates", nargs="+", choices=["fast", "slow"], required=True)
     parser.add_argument("--dim", type=int, required=True)
     parser.add_argument("--warmup", type=int, required=True)
     parser.add_argument("--repeats", type=int, required=True)
     parser.add_argument("--forward-only", action="store_true")
     parser.add_argument("--json", required=True)
     arguments = parser.parse_args()
-    rank = Rank()
-    points = [point for tokens in arguments.tokens for point in measure(arguments, tokens, rank)]
-    if rank.number == 0:
-        packages = ["torch", "triton", "flash-linear-attention", "fla-core"]
-        versions = {"python": platform.python_version(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
-        versions.update({name: version(name) for name in packages})
-        with open(arguments.json, "w") as file:
-            settings = {name: getattr(arguments, name) for name in ("op", "heads", "dim", "warmup", "repeats")}
-            json.dump({"ranks": rank.count, "settings": settings, "versions": versions, "points": points}, file, indent=1)
+    rank, points = Rank(), []
+    for heads, lengths in arguments.case:
+        for tokens in lengths:
+            for gates in arguments.gates:
+                measure(arguments, heads, tokens, gates, rank, points)
+                if rank.number == 0:
+                    write(arguments, rank, points)
     rank.close()
 
 

@@ -6,7 +6,7 @@ mod cp;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use cp::failing::{ODD, Outcome, TIMEOUT, assert_blames_the_odd_one, refusal};
+use cp::failing::{LONG, NOT_FOREVER, ODD, Outcome, TIMEOUT, assert_blames_the_odd_one, refusal, stay_away};
 use cp::gradients::{Derived, check_gradients, shares};
 use cp::{MODES, options};
 use deltalink::error::InputError;
@@ -89,8 +89,8 @@ fn second_call(
 #[test]
 fn a_pe_that_fails_ends_the_waits_of_the_others_at_once() {
     for mode in MODES {
-        let outcome = second_call(mode, Duration::from_secs(60), |_, _| Err(refusal()));
-        assert!(outcome.elapsed < Duration::from_secs(10), "{mode}: {:?}", outcome.elapsed);
+        let outcome = second_call(mode, LONG, |_, _| Err(refusal()));
+        assert!(outcome.elapsed < NOT_FOREVER, "{mode}: {:?}", outcome.elapsed);
         assert!(matches!(&outcome.end, Err(RunError::Pe { rank: ODD, error }) if *error == refusal()), "{mode}");
         // The gradients flow to PE 0: it waits for PE 1. PE 2 waits for nobody, but for the collective exchange.
         assert_blames_the_odd_one(mode, outcome.error(0), &refusal().to_string());
@@ -103,16 +103,16 @@ fn a_pe_that_fails_ends_the_waits_of_the_others_at_once() {
 
 #[test]
 fn a_pe_that_panics_is_named() {
-    let outcome = second_call(Mode::Overlap, Duration::from_secs(60), |_, _| panic!("out of luck"));
-    assert!(outcome.elapsed < Duration::from_secs(10), "{:?}", outcome.elapsed);
+    let outcome = second_call(Mode::Overlap, LONG, |_, _| panic!("out of luck"));
+    assert!(outcome.elapsed < NOT_FOREVER, "{:?}", outcome.elapsed);
     assert_blames_the_odd_one(Mode::Overlap, outcome.error(0), "panicked: out of luck");
 }
 
 #[test]
 fn a_pe_that_never_calls_is_named_when_the_time_is_up() {
     for mode in MODES {
-        let outcome = second_call(mode, TIMEOUT, |_, _| {
-            std::thread::sleep(2 * TIMEOUT);
+        let outcome = second_call(mode, TIMEOUT, |rank, _| {
+            stay_away(rank.pe);
             Ok(())
         });
         outcome.assert_the_odd_one_is_missed(mode, 0, 2, "scan_back");
@@ -122,7 +122,7 @@ fn a_pe_that_never_calls_is_named_when_the_time_is_up() {
 #[test]
 fn a_pe_that_is_slow_but_in_time_is_waited_for() {
     for mode in MODES {
-        let outcome = second_call(mode, Duration::from_secs(60), |rank, saved| {
+        let outcome = second_call(mode, LONG, |rank, saved| {
             std::thread::sleep(Duration::from_millis(200));
             rank.backward(saved).map(|_| ())
         });
@@ -149,7 +149,7 @@ fn a_pe_that_calls_forward_where_the_others_call_backward_is_named_with_both_cal
 #[test]
 fn first_calls_that_differ_are_named_at_once() {
     let start = Instant::now();
-    let end = on_three(Mode::Overlap, Duration::from_secs(60), |rank| {
+    let end = on_three(Mode::Overlap, LONG, |rank| {
         let saved = rank.forward()?;
         if rank.pe.rank() != ODD {
             return rank.backward(saved).map(|_| ());
@@ -160,14 +160,14 @@ fn first_calls_that_differ_are_named_at_once() {
     });
     let message = end.unwrap_err().to_string();
     assert!(message.contains("PE 1 was called with the direction = forward, PE 0 with backward"), "{message}");
-    assert!(start.elapsed() < Duration::from_secs(10));
+    assert!(start.elapsed() < NOT_FOREVER);
 }
 
 #[test]
 fn pes_that_pass_what_different_calls_saved_are_told() {
     // At the first backward call by comparison, later by what the PEs note.
     for agreed in [false, true] {
-        let end = on_three(Mode::Overlap, Duration::from_secs(60), |rank| {
+        let end = on_three(Mode::Overlap, LONG, |rank| {
             if agreed {
                 let saved = rank.forward()?;
                 rank.backward(saved)?;

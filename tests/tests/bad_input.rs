@@ -2,8 +2,7 @@
 
 mod cp;
 
-use std::time::Duration;
-
+use cp::failing::LONG;
 use cp::{options, plan_of};
 use deltalink::error::InputError;
 use deltalink::generate::{BetaKind, Case, GateKind, Spec};
@@ -400,7 +399,7 @@ fn pes_that_are_called_differently_say_in_what() {
         ),
     ];
     for odd in odd {
-        let errors = run_threads(3, &options(Duration::from_secs(20)), |pe| {
+        let errors = run_threads(3, &options(LONG), |pe| {
             let usual = usual();
             let Odd { spec, cuts, config, .. } = if pe.rank() == 1 { &odd } else { &usual };
             let case: Case = spec.generate();
@@ -423,7 +422,7 @@ fn pes_that_are_called_differently_say_in_what() {
 fn one_pe_with_bad_inputs_stops_the_others() {
     let solved = cp::Solved::new(&small());
     let (plan, inputs) = (solved.plan(&Cuts::at(vec![5, 12])), solved.inputs());
-    let error = run_threads(3, &options(Duration::from_secs(20)), |pe| {
+    let error = run_threads(3, &options(LONG), |pe| {
         let share = Share::new(&plan, pe.rank(), &inputs);
         let mut mine = share.inputs(&inputs);
         let bad = with(&mine.v, 7, f64::NAN);

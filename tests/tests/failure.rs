@@ -5,7 +5,7 @@ mod cp;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use cp::failing::{ODD, Outcome, TIMEOUT, assert_blames_the_odd_one, refusal};
+use cp::failing::{LONG, NOT_FOREVER, ODD, Outcome, TIMEOUT, assert_blames_the_odd_one, refusal, stay_away};
 use cp::{MODES, Solved, check_rank, options};
 use deltalink::compare::{Regime, tolerance};
 use deltalink::generate::{BetaKind, Decay, Spec};
@@ -75,8 +75,8 @@ fn second_call(mode: Mode, timeout: Duration, odd: impl Fn(&mut Rank<'_>) -> Res
 #[test]
 fn a_pe_that_returns_an_error_ends_the_waits_of_the_others_at_once() {
     for mode in MODES {
-        let outcome = second_call(mode, Duration::from_secs(60), |_| Err(refusal()));
-        assert!(outcome.elapsed < Duration::from_secs(10), "{mode}: {:?}", outcome.elapsed);
+        let outcome = second_call(mode, LONG, |_| Err(refusal()));
+        assert!(outcome.elapsed < NOT_FOREVER, "{mode}: {:?}", outcome.elapsed);
         assert!(matches!(&outcome.end, Err(RunError::Pe { rank: ODD, error }) if *error == refusal()), "{mode}");
         assert_blames_the_odd_one(mode, outcome.error(2), &refusal().to_string());
         // PE 0 waits for nobody, except in the collective exchange of bulk mode.
@@ -90,8 +90,8 @@ fn a_pe_that_returns_an_error_ends_the_waits_of_the_others_at_once() {
 #[test]
 fn a_pe_that_panics_ends_the_waits_of_the_others_at_once() {
     for mode in MODES {
-        let outcome = second_call(mode, Duration::from_secs(60), |_| panic!("out of luck"));
-        assert!(outcome.elapsed < Duration::from_secs(10), "{mode}: {:?}", outcome.elapsed);
+        let outcome = second_call(mode, LONG, |_| panic!("out of luck"));
+        assert!(outcome.elapsed < NOT_FOREVER, "{mode}: {:?}", outcome.elapsed);
         let Err(RunError::Panic { rank: ODD, message }) = &outcome.end else { panic!("{mode}: {:?}", outcome.end) };
         assert_eq!(message, "out of luck");
         assert_blames_the_odd_one(mode, outcome.error(2), "panicked: out of luck");
@@ -101,8 +101,8 @@ fn a_pe_that_panics_ends_the_waits_of_the_others_at_once() {
 #[test]
 fn a_pe_that_never_calls_is_named_when_the_time_is_up() {
     for mode in MODES {
-        let outcome = second_call(mode, TIMEOUT, |_| {
-            std::thread::sleep(2 * TIMEOUT);
+        let outcome = second_call(mode, TIMEOUT, |rank| {
+            stay_away(rank.pe);
             Ok(())
         });
         outcome.assert_the_odd_one_is_missed(mode, 2, 0, "scan_push");
@@ -113,7 +113,7 @@ fn a_pe_that_never_calls_is_named_when_the_time_is_up() {
 fn a_pe_that_leaves_without_its_call_is_named() {
     for mode in MODES {
         let outcome = second_call(mode, TIMEOUT, |_| Ok(()));
-        assert!(outcome.elapsed < 6 * TIMEOUT, "{mode}: {:?}", outcome.elapsed);
+        assert!(outcome.elapsed < NOT_FOREVER, "{mode}: {:?}", outcome.elapsed);
         let message = outcome.error(2).to_string();
         assert!(message.contains("PE 1"), "{mode}: {message}");
     }
@@ -122,11 +122,9 @@ fn a_pe_that_leaves_without_its_call_is_named() {
 #[test]
 fn a_pe_that_is_slow_but_in_time_is_waited_for() {
     for mode in MODES {
-        let outcome = second_call(mode, Duration::from_secs(60), |rank| {
+        let outcome = second_call(mode, LONG, |rank| {
             std::thread::sleep(Duration::from_millis(300));
-            let found = rank.step()?;
-            assert!(found.report.slot_wait < Duration::from_millis(100));
-            Ok(())
+            rank.step().map(|_| ())
         });
         assert!(outcome.end.is_ok(), "{mode}: {:?}", outcome.end);
         assert_eq!([&outcome.calls[0], &outcome.calls[2]], [&Some(Ok(())), &Some(Ok(()))], "{mode}");
@@ -144,7 +142,7 @@ fn a_consumer_that_stops_reading_stops_its_producer_at_the_second_unread_message
         let mut op = ContextParallel::new(pe, Config::default())?;
         op.forward(&plan, &share.inputs(&whole))?;
         if pe.rank() != 0 {
-            std::thread::sleep(2 * TIMEOUT);
+            stay_away(pe);
             return Ok(());
         }
         // Two slots take the messages of calls 2 and 3; call 4 needs that of call 2 again.
@@ -177,7 +175,7 @@ fn a_pe_that_changes_its_plan_alone_stops_everyone() {
             assert!(error.to_string().contains("PE 0") || error.to_string().contains("PE 2"), "{error}");
             Err(error)
         });
-        assert!(outcome.end.is_err() && outcome.elapsed < 6 * TIMEOUT, "{mode}: {:?}", outcome.elapsed);
+        assert!(outcome.end.is_err() && outcome.elapsed < NOT_FOREVER, "{mode}: {:?}", outcome.elapsed);
         let message = outcome.error(2).to_string();
         assert!(message.contains("PE 1") || message.contains("PE 0"), "{mode}: {message}");
     }

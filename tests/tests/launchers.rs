@@ -3,11 +3,12 @@
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const PROBE: &str = env!("CARGO_BIN_EXE_world-probe");
 /// Timeout of worlds in which no wait should reach it.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(150);
 /// Timeout of worlds in which a wait must reach it.
 const SHORT: Duration = Duration::from_millis(400);
 
@@ -72,10 +73,18 @@ fn torchrun(rank: usize, size: usize) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A port that nobody listens on.
-fn free_port() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("bound").port().to_string()
+/// A port that nobody listens on. It lies below those that the system hands out by itself, so that nobody is given it before
+/// it is used here, and each call returns another one.
+fn free_port() -> u16 {
+    const FIRST: u32 = 20_000;
+    const COUNT: u32 = 10_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let begin = std::process::id();
+    (0..COUNT)
+        .map(|_| FIRST + (begin + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT)
+        .map(|port| u16::try_from(port).expect("below 30000"))
+        .find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok())
+        .expect("a free port")
 }
 
 fn start(
@@ -131,7 +140,7 @@ fn slurms_variables_make_a_world() {
 #[test]
 fn torchruns_variables_make_a_world() {
     for size in [1, 2, 4] {
-        let port = free_port();
+        let port = free_port().to_string();
         let with_port = move |rank, size| [torchrun(rank, size), vec![("DELTALINK_PORT", port.clone())]].concat();
         all_succeed("put-signal", size, &with_port);
         all_succeed("gathers", size, &with_port);
@@ -141,8 +150,7 @@ fn torchruns_variables_make_a_world() {
 #[test]
 fn torchruns_own_variables_are_enough() {
     // What torchrun itself sets, with the name of a host; the PEs meet beside its port, which it keeps for its own use.
-    let beside: u16 = free_port().parse().expect("a port");
-    let master = (beside - 77).to_string();
+    let master = (free_port() - 77).to_string();
     let variables = move |rank: usize, size: usize| {
         let mut variables = torchrun(rank, size);
         variables.retain(|(name, _)| !name.starts_with("MASTER_"));
@@ -170,7 +178,8 @@ fn processes_of_one_rank_are_told_that_they_are_two() {
     // As when a launcher's variables are inherited by two processes: both take themselves for PE 1.
     let runtime = tempfile::tempdir().expect("folder");
     let ranks = [0, 1, 1];
-    let outputs = finish(ranks.map(|rank| start("barriers", SHORT * 5, slurm(rank, 3), &runtime)).into());
+    // PE 2 never comes. The other three must have started before their time is up.
+    let outputs = finish(ranks.map(|rank| start("barriers", SHORT * 15, slurm(rank, 3), &runtime)).into());
     let said: String = outputs.iter().map(text).collect();
     assert!(outputs.iter().any(|output| !output.status.success()), "{said}");
     assert!(said.contains("PE 1 has already joined, as process"), "{said}");
@@ -182,14 +191,18 @@ fn a_world_in_the_same_job_follows_one_that_was_killed() {
     // PE 0 posts its note and waits for a PE that does not come, until it is killed.
     let mut first = start("barriers", LONG, open_mpi(0, 2), &runtime);
     let begun = Instant::now();
-    while std::fs::read_dir(runtime.path()).expect("folder").count() == 0 {
+    // A draft is renamed when it is complete.
+    let posted = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.is_ok_and(|entry| entry.path().extension().is_none_or(|extension| extension != "new"))
+    };
+    while !std::fs::read_dir(runtime.path()).expect("folder").any(posted) {
         assert!(begun.elapsed() < LONG, "no note");
         std::thread::sleep(Duration::from_millis(5));
     }
     first.kill().expect("killed");
     first.wait().expect("ended");
     assert_eq!(std::fs::read_dir(runtime.path()).expect("folder").count(), 1, "a note stayed behind");
-    // Started first, so that it meets the old note.
+    // Started first, so that it meets the old note; if it is slow it meets the new one, which is as good.
     let late = start("put-signal", LONG, open_mpi(1, 2), &runtime);
     std::thread::sleep(Duration::from_millis(100));
     let outputs = finish(vec![late, start("put-signal", LONG, open_mpi(0, 2), &runtime)]);
@@ -210,7 +223,7 @@ fn a_pe_that_is_alone_says_who_is_missing() {
     let said = alone(open_mpi(1, 2));
     assert!(said.contains("the PEs cannot meet at") && said.contains("did PE 0 start?"), "{said}");
     assert!(alone(slurm(0, 2)).contains("(PE 1 never joined the world)"));
-    let port = || vec![("DELTALINK_PORT", free_port())];
+    let port = || vec![("DELTALINK_PORT", free_port().to_string())];
     assert!(alone([torchrun(0, 2), port()].concat()).contains("PE 1 did not ask within 400.0ms"));
     assert!(alone([torchrun(1, 2), port()].concat()).contains("no answer of PE 0 within 400.0ms"));
 }

@@ -3,8 +3,7 @@
 
 mod cp;
 
-use std::time::Duration;
-
+use cp::failing::LONG;
 use cp::{MODES, Solved, check_rank, options, plan_of};
 use deltalink::compare::{Regime, tolerance};
 use deltalink::generate::{BetaKind, Decay, Spec};
@@ -72,7 +71,7 @@ fn gradients_are_put_as_well() {
 fn many_calls(solved: &Solved, plan: &Plan, config: &Config, transport: impl Fn(&Pe) -> Transport + Sync) {
     let whole = solved.inputs();
     let limit = tolerance(whole.dtype(), Regime::Ordinary);
-    run_threads(plan.pes(), &options(Duration::from_secs(60)), |pe| {
+    run_threads(plan.pes(), &options(LONG), |pe| {
         let share = Share::new(plan, pe.rank(), &whole);
         let config = Config { transport: transport(pe), ..config.clone() };
         let mut op = ContextParallel::new(pe, config)?;

@@ -2,6 +2,9 @@
 //! time, with an error that says what was awaited and from whom.
 
 mod convolutions;
+#[allow(dead_code)] // what only tests of other operations need
+#[path = "cp/failing.rs"]
+mod failing;
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -15,10 +18,8 @@ use deltalink::op::convolution::{
 use deltalink::plan::{Cuts, Plan};
 use deltalink::tensor::{Buffer, Dtype, Tensor};
 use deltalink::world::{Pe, RunError, WorldError, WorldOptions, run_threads};
+use failing::{LONG, NOT_FOREVER, TIMEOUT, stay_away};
 use kernels_gpu::protocol::Awaited;
-
-/// Longer than any step takes, shorter than a test may.
-const TIMEOUT: Duration = Duration::from_secs(1);
 
 fn options(timeout: Duration) -> WorldOptions {
     WorldOptions { timeout, ..WorldOptions::default() }
@@ -239,7 +240,7 @@ fn a_pe_that_never_sends_is_named_when_the_time_is_up() {
                 if backward {
                     rank.forward()?;
                 }
-                std::thread::sleep(2 * TIMEOUT);
+                stay_away(pe);
                 return Ok(());
             }
             // Only the call under test: in a call of both, PE 0 and PE 2 would both wait for PE 1 and either could be first.
@@ -252,7 +253,7 @@ fn a_pe_that_never_sends_is_named_when_the_time_is_up() {
             }
             result
         });
-        assert!(end.is_err() && start.elapsed() < 6 * TIMEOUT, "{:?}", start.elapsed());
+        assert!(end.is_err() && start.elapsed() < NOT_FOREVER, "{:?}", start.elapsed());
         let errors = errors.into_inner().unwrap();
         // Forward PE 2 waits for PE 1, backward PE 0 does.
         let (waiter, kernel) = if backward { (0, "convolve_back") } else { (2, "convolve") };
@@ -273,7 +274,7 @@ fn a_pe_that_fails_ends_the_waits_of_the_others_at_once() {
     let refusal = ShortConvolutionError::Count { found: 7 };
     let error = Mutex::new(None);
     let start = Instant::now();
-    let end = on_three(Duration::from_secs(60), |pe, mut rank| {
+    let end = on_three(LONG, |pe, mut rank| {
         rank.both()?;
         if pe.rank() == 1 {
             return Err(refusal.clone());
@@ -284,7 +285,7 @@ fn a_pe_that_fails_ends_the_waits_of_the_others_at_once() {
         }
         result
     });
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    assert!(start.elapsed() < NOT_FOREVER, "{:?}", start.elapsed());
     assert_eq!(end, Err(RunError::Pe { rank: 1, error: refusal.clone() }));
     let error = error.into_inner().unwrap().expect("PE 2 waits for PE 1").to_string();
     assert!(error.contains("PE 1") && error.contains(&refusal.to_string()), "{error}");
@@ -297,7 +298,7 @@ fn a_consumer_that_stops_reading_stops_its_producer_at_the_second_unread_message
     let end = on_three(TIMEOUT, |pe, mut rank| {
         rank.forward()?;
         if pe.rank() != 0 {
-            std::thread::sleep(2 * TIMEOUT);
+            stay_away(pe);
             return Ok(());
         }
         // Two slots take the messages of calls 2 and 3; call 4 needs that of call 2 again.
@@ -333,7 +334,7 @@ fn a_pe_that_changes_its_plan_alone_stops_everyone() {
         let inputs: Vec<_> = shares.iter().zip(&whole).map(|(share, whole)| share.input(whole)).collect();
         rank.op.forward(&plan, &inputs, Activation::Silu).map(|_| ())
     });
-    assert!(start.elapsed() < 6 * TIMEOUT, "{:?}", start.elapsed());
+    assert!(start.elapsed() < NOT_FOREVER, "{:?}", start.elapsed());
     let message = match end {
         Err(RunError::Pe { error, .. }) => error.to_string(),
         Err(RunError::World(error @ WorldError::Timeout { .. })) => error.to_string(),

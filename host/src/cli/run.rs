@@ -41,6 +41,7 @@ pub use soak::SoakReport;
 use input::Job;
 use soak::Soak;
 use stage::Stage;
+pub(super) use stage::machine_epoch;
 
 /// Compute inputs on several PEs, check the results, and show what communication cost.
 ///
@@ -136,10 +137,11 @@ pub struct Args {
     /// Write the timeline of all PEs (Chrome trace JSON), several inputs one after the other.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Compute each input this many times and compare every result with the first, bit for bit.
+    /// Compute each input this many times, with --backward its gradients too, and compare every result with the first, bit for
+    /// bit.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeat: u32,
-    /// Let random PEs wait up to this long before each computation.
+    /// Let random PEs wait up to this long before each forward and each backward call.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
     pub jitter: u64,
     /// Seed of these delays.
@@ -247,30 +249,41 @@ fn load(args: &Args, pes: usize) -> Result<Vec<Job>, RunCommandError> {
     Ok(jobs)
 }
 
-/// Results of every input, where they arrive, and gradients if they were asked for.
-type Computed = (Vec<Option<(Whole, Vec<soak::Outcome>)>>, Vec<WholeBackward>);
+/// What was computed of one input, where it arrives.
+struct Computed {
+    whole: Whole,
+    /// If they were asked for.
+    gradients: Option<WholeBackward>,
+    /// What came of the repetitions, by PE.
+    outcomes: Vec<soak::Outcome>,
+}
 
-/// Computes all inputs.
+/// Computes all inputs. With gradients it is the step of both calls that is repeated.
 fn compute_all(
     args: &Args,
     jobs: &[Job],
     stage: &mut Stage<'_>,
     soak: &Soak,
     progress: &Progress,
-) -> Result<Computed, RunCommandError> {
+) -> Result<Vec<Option<Computed>>, RunCommandError> {
     let config = args.config();
-    let (mut results, mut gradients) = (Vec::new(), Vec::new());
+    let mut all = Vec::new();
     for job in jobs {
         progress.start(format!("{}: computing on {} PEs", job.name, job.plan.pes()));
-        results.push(stage.forward(job, &config, soak)?);
+        let forward = stage.forward(job, &config, if args.backward { &Soak::ONCE } else { soak })?;
+        let mut computed = forward.map(|(whole, outcomes)| Computed { whole, gradients: None, outcomes });
         progress.done();
         if args.backward {
             progress.start(format!("{}: gradients on {} PEs", job.name, job.plan.pes()));
-            gradients.extend(backward::compute(stage, job, &config)?);
+            let backward = stage.backward(job, &config, soak)?;
+            if let (Some(computed), Some((gradients, outcomes))) = (&mut computed, backward) {
+                (computed.gradients, computed.outcomes) = (Some(gradients), outcomes);
+            }
             progress.done();
         }
+        all.push(computed);
     }
-    Ok((results, gradients))
+    Ok(all)
 }
 
 /// Computes all inputs; then the PE that has the results checks and reports them.
@@ -280,7 +293,7 @@ fn compute(args: &Args, jobs: &[Job], mut stage: Stage<'_>, out: &mut impl Write
     // One step to compute an input and three to check it; as many for gradients.
     let progress = Progress::new(jobs.len() * if args.backward { 8 } else { 4 }, visible);
     let computed = compute_all(args, jobs, &mut stage, &soak, &progress);
-    let (results, gradients) = match computed {
+    let computed = match computed {
         Ok(computed) => computed,
         Err(error) => {
             stage.abandon();
@@ -289,45 +302,45 @@ fn compute(args: &Args, jobs: &[Job], mut stage: Stage<'_>, out: &mut impl Write
     };
     // Now, since checking takes long and other PEs do not wait for it.
     stage.close()?;
-    let Some(results) = results.into_iter().collect::<Option<Vec<_>>>() else {
+    let Some(all) = computed.into_iter().collect::<Option<Vec<_>>>() else {
         return Ok(Exit::Success); // PE 0 has them
     };
-    let (results, outcomes): (Vec<Whole>, Vec<_>) = results.into_iter().unzip();
 
     let mut reports = Vec::new();
-    for (i, ((job, whole), outcomes)) in jobs.iter().zip(&results).zip(&outcomes).enumerate() {
+    for (job, Computed { whole, gradients, outcomes }) in jobs.iter().zip(&all) {
         let mut verdict = check::check(job, whole, &config, &progress)?;
-        let (soaked, differences) = soak.report(outcomes);
+        let (soaked, differences) = soak.report(outcomes, args.backward);
         if !differences.is_empty() {
             // Equal inputs give equal results also where values are not finite.
             verdict.mismatches.get_or_insert_default().extend(differences);
         }
         let soaked = (soak.repeat > 1).then_some(soaked);
-        let of_gradients = gradients.get(i).map(|found| backward::check(job, found, &config, &progress)).transpose()?;
+        let of_gradients =
+            gradients.as_ref().map(|found| backward::check(job, found, &config, &progress)).transpose()?;
         reports.push(Report::new(job, whole, &config, world, verdict, soaked, of_gradients));
     }
     drop(progress);
     if let Some(path) = &args.output {
-        write_results(path, jobs, &results, &gradients)?;
+        write_results(path, jobs, &all)?;
     }
     if let Some(path) = &args.trace {
-        in_turn(jobs, &results, &gradients).save(path)?;
+        in_turn(jobs, &all).save(path)?;
     }
     emit(out, args.json.as_ref(), &reports, || report::text(&reports))?;
     let wrong = reports.iter().any(|report| report.passed == Some(false));
     Ok(if wrong { Exit::Wrong } else { Exit::Success })
 }
 
-fn write_results(path: &Path, jobs: &[Job], results: &[Whole], gradients: &[WholeBackward]) -> Result<(), FileError> {
+fn write_results(path: &Path, jobs: &[Job], all: &[Computed]) -> Result<(), FileError> {
     let name = |job: &Job, tensor: &str| match jobs {
         [_] => tensor.to_owned(),
         _ => format!("{}.{tensor}", job.name),
     };
     let mut tensors = Vec::new();
-    for (i, (job, whole)) in jobs.iter().zip(results).enumerate() {
+    for (job, Computed { whole, gradients, .. }) in jobs.iter().zip(all) {
         tensors.push((name(job, "o"), &whole.o));
         tensors.extend(whole.final_state.as_ref().map(|state| (name(job, "ht"), state)));
-        let named = gradients.get(i).map_or_else(Vec::new, |found| found.gradients.named(&job.file.inputs()));
+        let named = gradients.as_ref().map_or_else(Vec::new, |found| found.gradients.named(&job.file.inputs()));
         tensors.extend(named.into_iter().map(|(tensor, x)| (name(job, tensor), x)));
     }
     let entries: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), Entry::Tensor(tensor))).collect();
@@ -345,25 +358,14 @@ fn write_results(path: &Path, jobs: &[Job], results: &[Whole], gradients: &[Whol
 }
 
 /// The timelines of all inputs on one axis, one after the other; those of backward calls after their forward calls.
-fn in_turn(jobs: &[Job], results: &[Whole], gradients: &[WholeBackward]) -> Trace {
+fn in_turn(jobs: &[Job], computed: &[Computed]) -> Trace {
     let names: Vec<&str> = jobs.iter().map(|job| job.name.as_str()).collect();
-    let what = if gradients.is_empty() { "forward" } else { "forward and backward" };
-    let mut all = Trace::new(format!("{what} of {}", names.join(", ")), "");
-    let mut begin = 0;
-    let of_input = |(i, whole): (usize, &'_ Whole)| {
-        let backward = gradients.get(i).and_then(|found| found.trace.as_ref());
-        whole.trace.iter().chain(backward).cloned().collect::<Vec<_>>()
+    let trains = computed.iter().any(|computed| computed.gradients.is_some());
+    let what = if trains { "forward and backward" } else { "forward" };
+    let of_input = |computed: &'_ Computed| {
+        let backward = computed.gradients.as_ref().and_then(|found| found.trace.as_ref());
+        computed.whole.trace.iter().chain(backward).cloned().collect::<Vec<_>>()
     };
-    for trace in &results.iter().enumerate().flat_map(of_input).collect::<Vec<_>>() {
-        all.track_name.clone_from(&trace.track_name);
-        all.events.extend(trace.events.iter().cloned().map(|mut event| {
-            event.start_ns += begin;
-            event.end_ns += begin;
-            event
-        }));
-        // A gap of a twentieth shows where the next input begins.
-        let (_, end) = trace.span_ns().unwrap_or_default();
-        begin += end + end / 20;
-    }
-    all
+    let traces: Vec<Trace> = computed.iter().flat_map(of_input).collect();
+    Trace::in_turn(format!("{what} of {}", names.join(", ")), &traces)
 }

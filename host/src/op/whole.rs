@@ -5,8 +5,8 @@ mod backward;
 use std::time::Instant;
 
 pub use backward::{
-    PartBackward, UpstreamShare, WholeBackward, backward, gradients_of_rank, join_backward, join_gradients,
-    one_backward,
+    BackwardStep, PartBackward, UpstreamShare, WholeBackward, backward, backward_by, gradients_of_rank, join_backward,
+    join_gradients, one_backward, one_backward_by,
 };
 
 use super::{Config, ContextParallel, Device, Forward, OpError, Report};

@@ -1,17 +1,19 @@
 //! Timeline of an operation on every PE, and what it says about overlap.
 //!
 //! Each PE records [`Event`]s; [`Trace::merge`] puts the PEs' traces on one time axis. A trace is kept as Chrome trace JSON
-//! ([`Trace::to_chrome`], [`Trace::from_chrome`]), which <https://ui.perfetto.dev> opens too; [`Figures`] are computed from
-//! it and [`svg`] draws it.
+//! ([`Trace::to_chrome`], [`Trace::from_chrome`]), which <https://ui.perfetto.dev> opens too; [`Figures`] and [`Heads`] are
+//! computed from it and [`svg`] draws it.
 
 mod chrome;
 mod figures;
+mod heads;
 mod svg;
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 pub use figures::{Figures, PeFigures};
+pub use heads::{HeadTimes, Heads, by_head};
 pub use svg::{Size, svg};
 
 /// What a PE does during an event.
@@ -117,6 +119,24 @@ impl Trace {
         merged
     }
 
+    /// `traces` on one axis, one after the other with a gap between. The name of tracks is that of the last.
+    pub fn in_turn<'a>(title: impl Into<String>, traces: impl IntoIterator<Item = &'a Trace>) -> Trace {
+        let mut all = Trace::new(title, "");
+        let mut begin = 0;
+        for trace in traces {
+            all.track_name.clone_from(&trace.track_name);
+            all.events.extend(trace.events.iter().cloned().map(|mut event| {
+                event.start_ns += begin;
+                event.end_ns += begin;
+                event
+            }));
+            // A gap of a twentieth shows where the next one begins.
+            let (_, end) = trace.span_ns().unwrap_or_default();
+            begin += end + end / 20;
+        }
+        all
+    }
+
     /// First start and last end of all events, in nanoseconds; `None` without events.
     pub fn span_ns(&self) -> Option<(u64, u64)> {
         let start = self.events.iter().map(|e| e.start_ns).min()?;
@@ -173,6 +193,17 @@ mod tests {
         );
         assert_eq!(merged.span_ns(), Some((0, 690)));
         assert_eq!(Trace::merge([]).span_ns(), None);
+    }
+
+    #[test]
+    fn one_after_the_other_leaves_a_gap() {
+        let mut a = Trace::new("a", "worker");
+        a.events = vec![event(0, 0, "prep", 0, 100)];
+        let mut b = Trace::new("b", "block");
+        b.events = vec![event(1, 0, "scan", 7, 20)];
+        let all = Trace::in_turn("both", [&a, &b]);
+        assert_eq!((&*all.title, &*all.track_name), ("both", "block"));
+        assert_eq!(all.events, [event(0, 0, "prep", 0, 100), event(1, 0, "scan", 112, 125)]);
     }
 
     #[test]

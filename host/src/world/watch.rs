@@ -45,22 +45,24 @@ fn report(member: &Member, phase: &str, waited: Duration) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::time::Instant;
+
     use super::super::{RunError, WorldError, WorldOptions, run_threads};
     use super::*;
 
+    const NOT_FOREVER: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(200);
 
     #[test]
     fn a_pe_that_does_not_come_back_is_named_with_its_phase() {
         let options = WorldOptions { heap_bytes: 4096, timeout: SHORT };
         let outcome = run_threads(2, &options, |pe| -> Result<(), WorldError> {
-            if pe.rank() == 1 {
-                let _watch = pe.watch("the start of NVSHMEM");
-                thread::sleep(4 * SHORT);
-            }
-            // PE 0 learns of it before its own wait runs out, or says itself whom it waits for.
-            thread::sleep(SHORT);
+            // PE 1 does not come back before it is reported; PE 0 begins no wait of its own before that.
+            let _watch = (pe.rank() == 1).then(|| pe.watch("the start of NVSHMEM"));
+            let start = Instant::now();
             while pe.failed_peer().is_none() {
+                assert!(start.elapsed() < NOT_FOREVER, "nobody reports PE 1");
                 thread::sleep(SHORT / 20);
             }
             pe.barrier("afterwards")
@@ -73,11 +75,21 @@ mod tests {
     #[test]
     fn a_call_that_returns_is_no_failure() {
         let options = WorldOptions { heap_bytes: 4096, timeout: SHORT };
-        let failed = run_threads(1, &options, |pe| -> Result<bool, WorldError> {
-            drop(pe.watch("a short call"));
-            thread::sleep(2 * SHORT);
-            Ok(pe.failed_peer().is_some())
-        });
-        assert_eq!(failed, Ok(vec![false]));
+        // A call that the machine made long says nothing, and is made again in a new world.
+        let watched = || {
+            let reported = Mutex::new(None);
+            let _ = run_threads(1, &options, |pe| -> Result<(), WorldError> {
+                let start = Instant::now();
+                drop(pe.watch("a short call"));
+                if start.elapsed() < SHORT {
+                    thread::sleep(2 * SHORT);
+                    *reported.lock().expect("one thread") = Some(pe.failed_peer());
+                }
+                Ok(())
+            });
+            reported.into_inner().expect("one thread")
+        };
+        let reported = (0..100).find_map(|_| watched()).expect("a call of nothing in less than the timeout");
+        assert_eq!(reported, None);
     }
 }

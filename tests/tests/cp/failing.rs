@@ -4,11 +4,15 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use deltalink::op::{Mode, OpError};
-use deltalink::world::{RunError, WorldError};
+use deltalink::world::{Pe, RunError, WorldError};
 use kernels_gpu::protocol::Awaited;
 
-/// Longer than any step takes, shorter than a test may.
-pub const TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout of worlds in which a wait must reach it: longer than any step takes on a busy machine.
+pub const TIMEOUT: Duration = Duration::from_secs(3);
+/// Timeout of worlds in which no wait should reach it.
+pub const LONG: Duration = Duration::from_secs(120);
+/// More than any of these tests takes unless a wait ran to [`LONG`], or never ended. It is no measure of speed.
+pub const NOT_FOREVER: Duration = Duration::from_secs(60);
 /// The PE that misbehaves, of three.
 pub const ODD: usize = 1;
 
@@ -44,7 +48,7 @@ impl Outcome {
     /// bulk mode the third PE, `other`, waits as well, and its time may be up first.
     #[track_caller]
     pub fn assert_the_odd_one_is_missed(&self, mode: Mode, waiter: usize, other: usize, exact_kernel: &str) {
-        assert!(self.end.is_err() && self.elapsed < 6 * TIMEOUT, "{mode}: {:?}", self.elapsed);
+        assert!(self.end.is_err() && self.elapsed < NOT_FOREVER, "{mode}: {:?}", self.elapsed);
         let error = self.error(waiter);
         let message = error.to_string();
         match error {
@@ -68,6 +72,15 @@ impl Outcome {
             }
             _ => panic!("{mode}: {message}"),
         }
+    }
+}
+
+/// What a silent PE does: nothing, until another one's time is up. However slow the machine, it is not gone before that.
+pub fn stay_away(pe: &Pe) {
+    let start = Instant::now();
+    while pe.failed_peer().is_none() {
+        assert!(start.elapsed() < NOT_FOREVER, "nobody missed PE {}", pe.rank());
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -19,6 +19,7 @@ use crate::file::{FileError, check_writable};
 use crate::inputs::Op;
 use crate::op::{Device, MWire, Mode, OpError, Recompute, Transport};
 use crate::tensor::Dtype;
+use crate::trace::{Trace, TraceError};
 use crate::world::{Pe, RunError, WorldError, run_threads};
 
 mod inputs;
@@ -143,6 +144,9 @@ pub struct Args {
     /// Draw times over tokens (SVG).
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
+    /// Write the timeline of one more step (Chrome trace JSON); of one number of tokens, with one kind of gates, in one mode.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
 }
 
 /// Value of `--gates`.
@@ -169,6 +173,10 @@ const LAUNCHED_PES: usize = 16;
 pub enum OpBenchError {
     #[error("the samples that PE {rank} sent cannot be read ({reason}); start all PEs with one program")]
     Unreadable { rank: usize, reason: String },
+    #[error(
+        "--trace records one step, and {points} are to be measured: give one number of --tokens, --gates fast or slow, and one --mode"
+    )]
+    Steps { points: usize },
     #[error("cannot draw the times: {why}")]
     Draw { why: String },
     #[error("cannot write {path}; choose a path for --plot that can be created")]
@@ -183,6 +191,8 @@ pub enum OpBenchError {
     World(#[from] WorldError),
     #[error(transparent)]
     File(#[from] FileError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     #[error(transparent)]
     Output(#[from] OutputError),
     #[cfg(feature = "cuda")]
@@ -248,10 +258,15 @@ pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result
 
 /// What can be refused before PEs are started.
 fn ready(args: &Args) -> Result<(), OpBenchError> {
-    for path in [args.json.as_ref().and_then(JsonTarget::file), args.plot.as_deref()].into_iter().flatten() {
+    let files = [args.json.as_ref().and_then(JsonTarget::file), args.plot.as_deref(), args.trace.as_deref()];
+    for path in files.into_iter().flatten() {
         check_writable(path)?;
     }
-    Ok(())
+    let setup = Setup::new(args, Device::Cpu);
+    match setup.groups.len() * setup.modes.len() {
+        points if points > 1 && setup.trace => Err(OpBenchError::Steps { points }),
+        _ => Ok(()),
+    }
 }
 
 fn device(args: &Args) -> Result<Device, OpBenchError> {
@@ -367,8 +382,31 @@ fn tell(
         let drawing = plot::svg(&envelope).map_err(|why| OpBenchError::Draw { why })?;
         std::fs::write(path, drawing).map_err(|source| OpBenchError::Plot { path: path.clone(), source })?;
     }
+    if let Some(path) = &args.trace {
+        timeline(setup, all)?.save(path)?;
+    }
     emit(out, args.json.as_ref(), &envelope, || report::text(&envelope))?;
     Ok(Exit::Success)
+}
+
+/// The recorded step of all PEs: the forward call, then the backward call if there is one.
+fn timeline(setup: &Setup, all: &[Vec<Samples>]) -> Result<Trace, TraceError> {
+    let of_pe = |samples: &Vec<Samples>| {
+        let timelines = samples.iter().flat_map(|samples| &samples.timelines);
+        timelines.map(|text| Trace::from_chrome(text.as_bytes())).collect::<Result<Vec<_>, _>>()
+    };
+    let by_pe = all.iter().map(of_pe).collect::<Result<Vec<_>, _>>()?;
+    let calls = by_pe.first().map_or(0, Vec::len);
+    let merged: Vec<Trace> = (0..calls).map(|i| Trace::merge(by_pe.iter().map(|calls| calls[i].clone()))).collect();
+    let what = if setup.backward { "forward and backward" } else { "forward" };
+    let Setup { op, h, k, v, dtype, groups, modes, .. } = setup;
+    let tokens = groups.first().map_or(0, |group| group.tokens);
+    let mode = modes.first().map_or(String::new(), ToString::to_string);
+    let title = format!(
+        "{op} {dtype} {what}: {tokens} tokens on each of {} PEs, {h} heads, K={k} V={v}, mode {mode}",
+        all.len()
+    );
+    Ok(Trace::in_turn(title, &merged))
 }
 
 #[cfg(test)]

@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 use super::super::gpus::GpuOfPe;
 use super::input::Job;
 use super::soak::{Outcome, Soak};
-use super::{RunCommandError, World, parts};
+use super::{RunCommandError, World, backward, parts};
 #[cfg(feature = "cuda")]
 use crate::exec::{ExecError, cuda::CudaExecutor};
 use crate::gradients::Upstream;
 use crate::inputs::Inputs;
-use crate::op::whole::{self, PartBackward, Share, Whole, join, one_backward};
+use crate::op::whole::{
+    self, BackwardStep, PartBackward, Share, UpstreamShare, Whole, WholeBackward, join, join_backward, one_backward_by,
+};
 use crate::op::{Config, ContextParallel, Device, Forward, OpError};
 use crate::plan::Plan;
 #[cfg(feature = "cuda")]
@@ -69,17 +71,18 @@ impl<'pe> Operation<'pe> {
         }
     }
 
-    /// A forward and a backward call.
-    pub fn backward(
+    /// A forward and a backward call, with `between` called between them.
+    fn backward(
         &mut self,
         plan: &Plan,
         inputs: &Inputs<'_>,
         upstream: &Upstream<'_>,
+        between: &mut dyn FnMut(),
     ) -> Result<PartBackward, OpError> {
         match self {
-            Operation::Cpu(op) => one_backward(op, plan, inputs, upstream),
+            Operation::Cpu(op) => one_backward_by(op, plan, inputs, upstream, between),
             #[cfg(feature = "cuda")]
-            Operation::Cuda { op, .. } => one_backward(op, plan, inputs, upstream),
+            Operation::Cuda { op, .. } => one_backward_by(op, plan, inputs, upstream, between),
         }
     }
 }
@@ -116,29 +119,49 @@ impl<'pe> Stage<'pe> {
     ) -> Result<Option<(Whole, Vec<Outcome>)>, RunCommandError> {
         let inputs = job.file.inputs();
         let failed = |source| RunCommandError::compute(&job.name, source);
-        let all: Vec<(Forward, Outcome)> = match self {
+        let all = match self {
             Stage::Threads(options) => {
-                whole::forward_by(&job.plan, &inputs, config, options, |pe, step| soak.run(pe.rank(), step))
-                    .map_err(failed)?
+                let body = |pe: &Pe, step: &mut dyn FnMut() -> _| soak.run(pe.rank(), &mut |_| step());
+                Some(whole::forward_by(&job.plan, &inputs, config, options, body).map_err(failed)?)
             }
             Stage::Joined { pe, op } => {
                 let share = Share::new(&job.plan, pe.rank(), &inputs);
                 let share = share.inputs(&inputs);
-                let (part, outcome) = soak.run(pe.rank(), &mut || op.forward(&job.plan, &share)).map_err(failed)?;
-                let outcomes = pe.gather("repetitions", 0, &outcome.encode())?;
-                let (Some(all), Some(outcomes)) = (pe.gather("results", 0, &parts::encode(&part))?, outcomes) else {
-                    return Ok(None);
-                };
-                let decode = |(rank, (bytes, outcome)): (usize, (&Vec<u8>, &Vec<u8>))| {
-                    let unreadable = |reason| RunCommandError::Part { rank, reason };
-                    let outcome = Outcome::decode(outcome).map_err(unreadable)?;
-                    Ok::<_, RunCommandError>((parts::decode(bytes).map_err(unreadable)?, outcome))
-                };
-                all.iter().zip(&outcomes).enumerate().map(decode).collect::<Result<_, _>>()?
+                let mine = soak.run(pe.rank(), &mut |_| op.forward(&job.plan, &share)).map_err(failed)?;
+                gather(pe, &mine, parts::encode, parts::decode)?
             }
         };
+        let Some(all) = all else { return Ok(None) };
         let (all, outcomes) = all.into_iter().unzip();
         Ok(Some((join(&job.plan, &inputs, all), outcomes)))
+    }
+
+    /// As [`forward`](Self::forward), a forward and a backward call each time.
+    pub fn backward(
+        &mut self,
+        job: &Job,
+        config: &Config,
+        soak: &Soak,
+    ) -> Result<Option<(WholeBackward, Vec<Outcome>)>, RunCommandError> {
+        let (inputs, upstream) = (job.file.inputs(), backward::upstream(job)?);
+        let failed = |source| RunCommandError::compute(&job.name, source);
+        let all = match self {
+            Stage::Threads(options) => {
+                let body = |pe: &Pe, step: &mut BackwardStep<'_>| soak.run(pe.rank(), step);
+                Some(whole::backward_by(&job.plan, &inputs, &upstream, config, options, body).map_err(failed)?)
+            }
+            Stage::Joined { pe, op } => {
+                let share = Share::new(&job.plan, pe.rank(), &inputs);
+                let upstream = UpstreamShare::new(&job.plan, pe.rank(), &upstream);
+                let (share, upstream) = (share.inputs(&inputs), upstream.view());
+                let step = &mut |between: &mut dyn FnMut()| op.backward(&job.plan, &share, &upstream, between);
+                let mine = soak.run(pe.rank(), step).map_err(failed)?;
+                gather(pe, &mine, backward::parts::encode, backward::parts::decode)?
+            }
+        };
+        let Some(all) = all else { return Ok(None) };
+        let (all, outcomes) = all.into_iter().unzip();
+        Ok(Some((join_backward(&job.plan, &inputs, all), outcomes)))
     }
 
     /// After the last computation, on all PEs: ends what is collective.
@@ -169,8 +192,26 @@ impl<'pe> Stage<'pe> {
     }
 }
 
+/// Brings what each PE has to PE 0, which gets it by rank; the others get nothing.
+fn gather<T>(
+    pe: &Pe,
+    (part, outcome): &(T, Outcome),
+    encode: impl Fn(&T) -> Vec<u8>,
+    decode: impl Fn(&[u8]) -> Result<T, String>,
+) -> Result<Option<Vec<(T, Outcome)>>, RunCommandError> {
+    let outcomes = pe.gather("repetitions", 0, &outcome.encode())?;
+    let (Some(all), Some(outcomes)) = (pe.gather("results", 0, &encode(part))?, outcomes) else {
+        return Ok(None);
+    };
+    let decode = |(rank, (bytes, outcome)): (usize, (&Vec<u8>, &Vec<u8>))| {
+        let unreadable = |reason| RunCommandError::Part { rank, reason };
+        Ok((decode(bytes).map_err(unreadable)?, Outcome::decode(outcome).map_err(unreadable)?))
+    };
+    all.iter().zip(&outcomes).enumerate().map(decode).collect::<Result<_, _>>().map(Some)
+}
+
 /// The zero of the machine's monotonic clock, the same for all its processes.
-fn machine_epoch() -> Instant {
+pub(in crate::cli) fn machine_epoch() -> Instant {
     let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let since = Duration::new(clock.tv_sec.unsigned_abs(), clock.tv_nsec.unsigned_abs() as u32);
     let now = Instant::now();

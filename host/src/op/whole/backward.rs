@@ -63,10 +63,28 @@ pub fn backward(
     config: &Config,
     options: &WorldOptions,
 ) -> Result<WholeBackward, OpError> {
+    let parts = backward_by(plan, whole, upstream, config, options, |_, step| step(&mut || {}))?;
+    Ok(join_backward(plan, whole, parts))
+}
+
+/// What computes one PE's share forward and backward; it calls its argument between the two calls.
+pub type BackwardStep<'a> = dyn FnMut(&mut dyn FnMut()) -> Result<PartBackward, OpError> + 'a;
+
+/// As [`backward`], with what each PE does in the caller's hands, as [`forward_by`](super::forward_by) has it for forward calls.
+///
+/// # Errors
+/// [`OpError`], of the inputs or of the PE that failed first.
+pub fn backward_by<T: Send>(
+    plan: &Plan,
+    whole: &Inputs<'_>,
+    upstream: &Upstream<'_>,
+    config: &Config,
+    options: &WorldOptions,
+    body: impl Fn(&Pe, &mut BackwardStep<'_>) -> Result<T, OpError> + Sync,
+) -> Result<Vec<T>, OpError> {
     check_whole(plan, whole, config)?;
     check_upstream(upstream, whole, &whole.dims()?, plan.layout.sequences(), config.allow_nonfinite)?;
-    let parts = on_all_pes(&BackwardJob { plan, whole, upstream }, plan, whole, config, options)?;
-    Ok(join_backward(plan, whole, parts))
+    on_all_pes(&BackwardJob { plan, whole, upstream, body }, plan, whole, config, options)
 }
 
 /// What one PE returns of a forward and a backward call.
@@ -90,8 +108,23 @@ pub fn one_backward<X: Executor>(
     share: &Inputs<'_>,
     upstream: &Upstream<'_>,
 ) -> Result<PartBackward, OpError> {
+    one_backward_by(op, plan, share, upstream, &mut || {})
+}
+
+/// As [`one_backward`]; calls `between` between the two calls.
+///
+/// # Errors
+/// [`OpError`] of either call.
+pub fn one_backward_by<X: Executor>(
+    op: &mut ContextParallel<'_, X>,
+    plan: &Plan,
+    share: &Inputs<'_>,
+    upstream: &Upstream<'_>,
+    between: &mut dyn FnMut(),
+) -> Result<PartBackward, OpError> {
     let (forward, saved) = op.forward_saving(plan, share)?;
     let saved_bytes = saved.bytes();
+    between();
     let backward = op.backward(plan, share, saved, upstream)?;
     Ok(PartBackward { forward, saved_bytes, backward })
 }
@@ -113,20 +146,25 @@ pub fn join_backward(plan: &Plan, whole: &Inputs<'_>, parts: Vec<PartBackward>) 
     WholeBackward { forward: join(plan, whole, forwards), gradients, saved_bytes, reports, trace }
 }
 
-struct BackwardJob<'a> {
+struct BackwardJob<'a, F> {
     plan: &'a Plan,
     whole: &'a Inputs<'a>,
     upstream: &'a Upstream<'a>,
+    body: F,
 }
 
-impl Job for BackwardJob<'_> {
-    type Part = PartBackward;
+impl<T: Send, F> Job for BackwardJob<'_, F>
+where
+    F: Fn(&Pe, &mut BackwardStep<'_>) -> Result<T, OpError> + Sync,
+{
+    type Part = T;
     const DIRECTIONS: usize = 2;
 
-    fn run<X: Executor>(&self, mut op: ContextParallel<'_, X>, pe: &Pe) -> Result<PartBackward, OpError> {
+    fn run<X: Executor>(&self, mut op: ContextParallel<'_, X>, pe: &Pe) -> Result<T, OpError> {
         let share = Share::new(self.plan, pe.rank(), self.whole);
         let upstream = UpstreamShare::new(self.plan, pe.rank(), self.upstream);
-        one_backward(&mut op, self.plan, &share.inputs(self.whole), &upstream.view())
+        let (inputs, upstream) = (share.inputs(self.whole), upstream.view());
+        (self.body)(pe, &mut |between| one_backward_by(&mut op, self.plan, &inputs, &upstream, between))
     }
 }
 

@@ -78,7 +78,7 @@ fn an_odd_number_of_pes_is_refused() {
 
 #[test]
 fn a_partner_that_stays_away_ends_the_wait() {
-    let options = WorldOptions { timeout: Duration::from_millis(300), ..args(&["--sizes", "16"]).options() };
+    let options = WorldOptions { timeout: Duration::from_secs(3), ..args(&["--sizes", "16"]).options() };
     let points = [Point { bytes: 16, blocks: 1 }];
     let outcome = run_threads(2, &options, |pe| -> Result<(), CommBenchError> {
         let mut cpu = Cpu::new(1).map_err(ExecError::from)?;
@@ -88,7 +88,11 @@ fn a_partner_that_stays_away_ends_the_wait() {
             let _slots = cpu.symmetric(pe, "slots to measure", bytes)?;
             let _words = cpu.symmetric(pe, "signals to measure", measure::words_bytes(&points, 2))?;
             pe.barrier("the next point")?;
-            std::thread::sleep(Duration::from_secs(1));
+            let start = Instant::now();
+            while pe.failed_peer().is_none() {
+                assert!(start.elapsed() < Duration::from_secs(60), "PE 0 does not miss it");
+                std::thread::sleep(Duration::from_millis(1));
+            }
             return Ok(());
         }
         measure::all(pe, &mut cpu, &points, Sampling { warmup: 1, samples: 1, transport: Transport::Auto }, None)

@@ -5,10 +5,12 @@ use serde::{Deserialize, Serialize};
 use super::Setup;
 use super::inputs::{Gates, Tensors};
 use crate::cli::progress::Progress;
+use crate::cli::run::machine_epoch;
 use crate::exec::{Body, Executor, Waits};
 use crate::inputs::Inputs;
-use crate::op::{ContextParallel, Mode, OpError, Report};
+use crate::op::{Config, ContextParallel, Mode, OpError, Report};
 use crate::plan::Plan;
+use crate::trace::Trace;
 use crate::world::Pe;
 
 /// What is measured with the same inputs, in each of the modes.
@@ -27,6 +29,9 @@ pub(super) struct Samples {
     pub hopper: bool,
     pub forward: Pass,
     pub backward: Option<Pass>,
+    /// Timelines of one more step, forward and perhaps backward, as Chrome trace JSON on this PE's clock.
+    #[serde(default)]
+    pub timelines: Vec<String>,
 }
 
 /// Samples of a direction, one of each repeat.
@@ -91,12 +96,51 @@ pub(super) fn group<X: Executor>(
         let mut op = ContextParallel::on(pe, setup.config(mode), exec)?;
         op.align_starts(true);
         let (forward, backward) = repeat(&mut op, &plan, &tensors, setup)?;
-        all.push(Samples { mode, hopper, forward, backward });
+        drop(op);
+        let timelines = match setup.trace {
+            true => timelines(ContextParallel::on(pe, traced(setup, mode), executor()?)?, &plan, &tensors, setup)?,
+            false => Vec::new(),
+        };
+        all.push(Samples { mode, hopper, forward, backward, timelines });
         if let Some(progress) = progress {
             progress.done();
         }
     }
     Ok(all)
+}
+
+fn traced(setup: &Setup, mode: Mode) -> Config {
+    Config { trace: true, ..setup.config(mode) }
+}
+
+/// The last of some steps, so that memory is there and nothing is loaded for the first time.
+fn timelines<X: Executor>(
+    mut op: ContextParallel<'_, X>,
+    plan: &Plan,
+    tensors: &Tensors,
+    setup: &Setup,
+) -> Result<Vec<String>, OpError> {
+    op.align_starts(true);
+    op.set_clock_origin(machine_epoch());
+    let inputs = tensors.inputs();
+    let mut last = Vec::new();
+    for _ in 0..=setup.warmup {
+        last.clear();
+        if setup.backward {
+            let (result, saved) = op.forward_saving(plan, &inputs)?;
+            let gradients = op.backward(plan, &inputs, saved, &tensors.upstream())?;
+            last.extend([result.trace, gradients.trace].into_iter().flatten());
+        } else {
+            last.extend(op.forward(plan, &inputs)?.trace);
+        }
+    }
+    Ok(last.iter().map(chrome).collect())
+}
+
+fn chrome(trace: &Trace) -> String {
+    let mut bytes = Vec::new();
+    trace.to_chrome(&mut bytes).expect("a Vec takes all bytes");
+    String::from_utf8(bytes).expect("JSON is UTF-8")
 }
 
 fn repeat<X: Executor>(

@@ -37,6 +37,8 @@ pub(super) struct Setup {
     pub transport: Transport,
     pub warmup: u32,
     pub repeats: u32,
+    /// Whether one more step is recorded.
+    pub trace: bool,
     pub roofline: Option<Roofline>,
 }
 
@@ -75,6 +77,7 @@ impl Setup {
             transport: args.transport,
             warmup: args.warmup,
             repeats: args.repeats,
+            trace: args.trace.is_some(),
             // A GPU's numbers say nothing about a CPU.
             roofline: (device == Device::Cuda || asked).then_some(roofline),
         }

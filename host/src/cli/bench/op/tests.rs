@@ -94,6 +94,7 @@ fn the_longest_pe_of_each_repeat_counts() {
     let pe = |us: [f64; 3], kernels: &[&str]| Samples {
         mode: Mode::Overlap,
         hopper: false,
+        timelines: Vec::new(),
         forward: PassSamples {
             device_us: us.to_vec(),
             exposed_wait_us: vec![0.0; 3],
@@ -153,4 +154,28 @@ fn what_cannot_be_measured_is_refused() {
     assert!(refused(&["--plot", "/absent/op.svg"]).contains("/absent/op.svg"));
     assert!(positive("0").is_err() && positive("inf").is_err() && positive("x").is_err());
     assert_eq!(positive("4.3"), Ok(4.3));
+}
+
+/// Both PEs, both directions, in steps that were begun together; and one step only.
+#[test]
+fn a_step_is_recorded() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("step.json");
+    let file = path.to_str().expect("UTF-8");
+    let one = ["--pes", "2", "--tokens", "40", "--gates", "slow", "--repeats", "1", "--heads", "3", "--trace", file];
+    ran(&[&one[..], &["--backward"]].concat());
+    let trace = Trace::load(&path).expect("a trace");
+    assert!(trace.title.starts_with("kda bf16 forward and backward: 40 tokens on each of 2 PEs"), "{}", trace.title);
+    let heads = crate::trace::Heads::of(&trace);
+    let sends = |pe: u32| heads.times.iter().filter(|head| head.pe == pe && head.put_end_ns.is_some()).count();
+    // Forward PE 0 sends, backward PE 1.
+    assert_eq!([sends(0), sends(1)], [3, 3]);
+    assert!(heads.times.iter().all(|head| head.scan_end_ns.is_some() && head.seen_ns.is_some()), "{heads:?}");
+    // PEs that are threads stamp one clock: nothing arrives before it leaves.
+    assert!(heads.soonest_ns.expect("messages") >= 0, "{heads:?}");
+
+    let both = ["--gates", "both", "--trace", file];
+    let invocation = Invocation { program: "deltalink".into(), args: Vec::new() };
+    let error = run(&args(&both), &invocation, &mut Vec::new()).expect_err("two steps").to_string();
+    assert!(error.contains("records one step, and 2 are to be measured"), "{error}");
 }

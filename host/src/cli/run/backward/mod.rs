@@ -9,12 +9,12 @@ use serde::Serialize;
 use super::super::judge::{Compared, allowance, allowed_between, on_one_pe};
 use super::super::output::{number, table};
 use super::super::progress::Progress;
+use super::RunCommandError;
 use super::input::Job;
 use super::report::{indented, time};
-use super::{RunCommandError, Stage};
 use crate::compare::{Allowance, Checked, Error, gradients_against_file, gradients_within};
 use crate::gradients::{Gradients, Upstream};
-use crate::op::whole::{self, PartBackward, Share, UpstreamShare, WholeBackward, gradients_of_rank, join_backward};
+use crate::op::whole::{self, WholeBackward, gradients_of_rank};
 use crate::op::{Config, OpError};
 use crate::reference::{Problem, backward};
 use crate::world::WorldOptions;
@@ -52,32 +52,6 @@ pub(super) struct Verdict {
 /// The upstream gradients in the job's file.
 pub(super) fn upstream(job: &Job) -> Result<Upstream<'_>, RunCommandError> {
     job.file.upstream().ok_or_else(|| RunCommandError::NoUpstream { input: job.name.clone() })
-}
-
-/// Computes `job` forward and backward on all PEs. Where [`Stage::forward`] has results, the results.
-pub(super) fn compute(
-    stage: &mut Stage<'_>,
-    job: &Job,
-    config: &Config,
-) -> Result<Option<WholeBackward>, RunCommandError> {
-    let (inputs, upstream) = (job.file.inputs(), upstream(job)?);
-    let failed = |source| RunCommandError::compute(&job.name, source);
-    match stage {
-        Stage::Threads(options) => {
-            whole::backward(&job.plan, &inputs, &upstream, config, options).map(Some).map_err(failed)
-        }
-        Stage::Joined { pe, op } => {
-            let share = Share::new(&job.plan, pe.rank(), &inputs);
-            let upstream = UpstreamShare::new(&job.plan, pe.rank(), &upstream);
-            let part = op.backward(&job.plan, &share.inputs(&inputs), &upstream.view()).map_err(failed)?;
-            let Some(all) = pe.gather("gradients", 0, &parts::encode(&part))? else { return Ok(None) };
-            let decode = |(rank, bytes): (usize, &Vec<u8>)| {
-                parts::decode(bytes).map_err(|reason| RunCommandError::Part { rank, reason })
-            };
-            let all = all.iter().enumerate().map(decode).collect::<Result<Vec<PartBackward>, _>>()?;
-            Ok(Some(join_backward(&job.plan, &inputs, all)))
-        }
-    }
 }
 
 /// Computes `job` on one PE and in f64, and compares.
