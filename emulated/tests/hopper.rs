@@ -80,6 +80,17 @@ fn gates_from_raw_inputs_norms_and_logits() {
     }
 }
 
+/// Normalised rows have products of another type in `prep`.
+#[test]
+fn decays_of_every_strength_with_norms() {
+    for op in [Op::Kda, Op::Gdn] {
+        for decay in [Decay::None, Decay::Slow, Decay::Fast, Decay::Bursty, Decay::AllStrong] {
+            let spec = Spec { decay, l2norm: true, h: 1, hv: 2, ..spec(op, 200) };
+            compared(&spec, &Run { regime: Regime::Hard, ..Run::on(2) });
+        }
+    }
+}
+
 #[test]
 fn decays_of_every_strength() {
     for op in [Op::Kda, Op::Gdn] {
