@@ -106,7 +106,7 @@ impl Emulated {
             [only] => work(only),
             all => std::thread::scope(|scope| {
                 let workers: Vec<_> = all.iter().map(|emulator| scope.spawn(|| work(emulator))).collect();
-                workers.into_iter().map(|worker| worker.join().expect("a worker returns its fault")).collect()
+                workers.into_iter().try_for_each(|worker| worker.join().expect("a worker returns its fault"))
             }),
         }
     }

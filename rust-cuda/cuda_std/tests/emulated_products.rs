@@ -63,7 +63,8 @@ fn left(t: u32, step: u32, bits: fn(f32) -> u16) -> [u32; 4] {
     })
 }
 
-fn check<const LEN: usize>(columns: u32, sign: f32, start: bool, found: &[[f32; LEN]]) {
+fn check<const LEN: usize>(columns: u32, signs: [i32; 2], start: bool, found: &[[f32; LEN]]) {
+    let sign = (signs[0] * signs[1]) as f32;
     for (t, found) in found.iter().enumerate() {
         for (i, found) in found.iter().enumerate() {
             let (m, n) = place(t as u32, i as u32);
@@ -107,7 +108,7 @@ macro_rules! shape {
                 }
                 acc
             });
-            check($columns, ($sa * $sb) as f32, start, &found);
+            check($columns, [$sa, $sb], start, &found);
         }
     };
     (@rs $rs:ident, $columns:literal, $length:literal, $bits:expr, $sa:literal, $sb:literal, $tb:literal) => {
@@ -134,7 +135,7 @@ macro_rules! shape {
             }
             acc
         });
-        check($columns, ($sa * $sb) as f32, true, &found);
+        check($columns, [$sa, $sb], true, &found);
     };
 }
 
@@ -166,6 +167,6 @@ fn images_are_where_swizzled_copies_put_them() {
     // The 128-byte swizzle: address bits 4 to 6 are changed by bits 7 to 9.
     for (row, column) in [(0, 0), (1, 0), (5, 17), (7, 63), (9, 8)] {
         let plain = row * 128 + column * 2;
-        assert_eq!(in_image(0, PANEL, row, column), plain ^ (plain >> 7 & 7) << 4);
+        assert_eq!(in_image(0, PANEL, row, column), plain ^ ((plain >> 7 & 7) << 4));
     }
 }

@@ -1,7 +1,7 @@
 //! Small kernels on the emulation.
 #![allow(dead_code)] // not every test file uses all of it
 
-use std::cell::RefCell;
+use std::cell::{RefCell, UnsafeCell};
 use std::time::Instant;
 
 use cuda_std::emulated::{Emulator, Fault, FaultKind, Launch, Schedule};
@@ -67,7 +67,7 @@ pub const PANEL: u32 = 8192;
 
 /// Address of an element of an image of 128-byte swizzled panels, `panel` bytes each.
 pub fn in_image(base: u32, panel: u32, row: u32, column: u32) -> u32 {
-    base + column / 64 * panel + row * 128 + ((column % 64 / 8 ^ row % 8) << 4) + column % 8 * 2
+    base + column / 64 * panel + row * 128 + (((column % 64 / 8) ^ (row % 8)) << 4) + column % 8 * 2
 }
 
 /// Stores an image by all threads of a block of 128, and makes it visible to products.
@@ -85,4 +85,19 @@ pub unsafe fn store_image(base: u32, rows: u32, columns: u32, bits: impl Fn(u32,
     // SAFETY: no condition.
     unsafe { ptx::fence_proxy_async_shared() };
     thread::sync_threads();
+}
+
+/// 4 KiB of global memory.
+#[repr(align(16))]
+pub struct Global(UnsafeCell<[u8; 4096]>);
+
+impl Global {
+    /// Ones.
+    pub fn new() -> Self {
+        Self(UnsafeCell::new([1; 4096]))
+    }
+    /// Its first byte.
+    pub fn address(&self) -> *mut u8 {
+        self.0.get().cast()
+    }
 }
