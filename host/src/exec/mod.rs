@@ -11,6 +11,7 @@ pub mod cuda;
 mod error;
 mod image;
 mod kernels;
+mod tensors;
 
 use std::any::Any;
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ pub use image::{Image, Part};
 pub use kernels::Kernel;
 #[cfg(feature = "cuda")]
 use kernels::{hopper_entries, local_entries, sending_entries};
+pub use tensors::{DeviceInputs, DeviceTensor};
 
 use crate::inputs::Op;
 use crate::tensor::{Dtype, Location, TensorView, TensorViewMut};

@@ -17,7 +17,7 @@ use crate::exec::{
 };
 use crate::heap::{DevicePool, Heap};
 use crate::inputs::Op;
-use crate::tensor::{Data, Dtype, Location, TensorView, TensorViewMut};
+use crate::tensor::{Dtype, Location, TensorView, TensorViewMut};
 use crate::world::Pe;
 
 /// Threads of a warpgroup.
@@ -77,6 +77,11 @@ impl CudaExecutor {
             timed: Vec::new(),
             spare: Vec::new(),
         })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
     }
 
     /// Puts work into the stream `raw` from here on (a `CUstream` or `cudaStream_t`; 0 is the default stream): after what was put
@@ -157,7 +162,7 @@ impl CudaExecutor {
         let function = self.kernels.function(name);
         let shape = Shape { blocks: count, threads, shared_bytes };
         if let Some(residency) = resident {
-            function.check_resident(shape, residency, self.sharing.pes as u32)?;
+            function.check_fits(shape, residency, self.sharing.pes as u32)?;
         }
         // SAFETY: the entry takes these parameters by value. Memory that they name stays until the stream has done the step: the
         // executor's, because its release waits for the stream's work, the caller's by its promise, where a call returns before.
@@ -197,14 +202,6 @@ fn in_place(found: Location, want: Location, address: u64, len: usize, dtype: Dt
         return Err(ExecError::Elsewhere { found, want });
     }
     Ok(param(address, len, dtype))
-}
-
-fn bytes_of<'a>(data: &Data<'a>) -> &'a [u8] {
-    match *data {
-        Data::F32(x) => bytemuck::cast_slice(x),
-        Data::Bf16(x) => bytemuck::cast_slice(x),
-        Data::F16(x) => bytemuck::cast_slice(x),
-    }
 }
 
 impl KeptMemory for Counted {
@@ -261,7 +258,7 @@ impl Executor for CudaExecutor {
         let Some(data) = tensor.host() else {
             return in_place(tensor.location(), self.location(), tensor.address(), len, dtype);
         };
-        let (stream, bytes) = (&self.stream, bytes_of(&data));
+        let (stream, bytes) = (&self.stream, data.bytes());
         let memory = self.buffers.at_least(stream, Use::Slot(slot), bytes.len())?;
         memory.upload(stream, 0, bytes)?;
         Ok(param(memory.address(), len, dtype))
