@@ -1,7 +1,7 @@
 //! Where kernels run and their memory lies: the CPU ([`cpu`]) or a GPU.
 //!
-//! A step is written once against [`Executor`]. It sees addresses only: the executor says where a tensor of
-//! the caller is reached by kernels, gives scratch memory, and holds the step's tables and words in one block.
+//! A step is written once against [`Executor`]. It sees addresses only: the executor says where a tensor of the caller is reached
+//! by kernels (in place, if it lies at [`Executor::location`]), and gives scratch memory and memory to keep.
 
 pub mod conformance;
 mod convolution;

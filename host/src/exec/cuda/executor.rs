@@ -91,7 +91,8 @@ impl CudaExecutor {
     /// [`CudaError::Call`] if the streams cannot be put in order.
     ///
     /// # Safety
-    /// A stream of this GPU's primary context, which lives until the executor gets another one or is dropped.
+    /// A stream of this GPU's primary context, which lives until the executor gets another one or is dropped. What others capture
+    /// on it is not launched after the executor was dropped, nor on another stream than the operation's calls.
     pub unsafe fn use_stream(&mut self, raw: u64) -> Result<(), CudaError> {
         if self.stream.raw() as u64 == raw {
             return Ok(());
