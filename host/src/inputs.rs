@@ -1,7 +1,7 @@
 //! What the operation is asked to compute: tensors, gate, step size, states.
 
 use crate::error::InputError;
-use crate::tensor::{Data, Dtype, TensorView};
+use crate::tensor::{Data, Dtype, Location, TensorView};
 
 /// Which delta rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -251,34 +251,78 @@ impl Inputs<'_> {
         Ok(dims)
     }
 
-    /// Checks values: no NaN or infinity anywhere, and no positive `g`.
+    /// Every tensor under its name in errors and files.
+    pub fn tensors(&self) -> Vec<(&'static str, &TensorView<'_>)> {
+        let (g, a_log, dt_bias) = match &self.gate {
+            Gate::Given(g) => (("g", g), None, None),
+            Gate::Softplus { raw, a_log, dt_bias } => (("g_raw", raw), Some(a_log), dt_bias.as_ref()),
+            Gate::LowerBound { raw, a_log, dt_bias, .. } => (("g_raw", raw), a_log.as_ref(), dt_bias.as_ref()),
+        };
+        let (Beta::Given(beta) | Beta::Logits { logits: beta, .. }) = &self.beta;
+        let optional = [("A_log", a_log), ("dt_bias", dt_bias), ("h0", self.initial_state.as_ref())];
+        let present = optional.into_iter().filter_map(|(name, x)| Some((name, x?)));
+        [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", beta), g].into_iter().chain(present).collect()
+    }
+
+    /// The same call with another tensor in place of each: what `place` makes of it and of its name, see
+    /// [`tensors`](Self::tensors).
+    ///
+    /// # Errors
+    /// What `place` returns.
+    pub fn with_tensors<'b, E>(
+        &self,
+        mut place: impl FnMut(&'static str, &TensorView<'_>) -> Result<TensorView<'b>, E>,
+    ) -> Result<Inputs<'b>, E> {
+        let (q, k, v) = (place("q", &self.q)?, place("k", &self.k)?, place("v", &self.v)?);
+        let mut optional = |name, x: Option<&TensorView<'_>>| x.map(|x| place(name, x)).transpose();
+        let initial_state = optional("h0", self.initial_state.as_ref())?;
+        let gate = match &self.gate {
+            Gate::Given(g) => Gate::Given(place("g", g)?),
+            Gate::Softplus { raw, a_log, dt_bias } => Gate::Softplus {
+                dt_bias: optional("dt_bias", dt_bias.as_ref())?,
+                raw: place("g_raw", raw)?,
+                a_log: place("A_log", a_log)?,
+            },
+            Gate::LowerBound { raw, a_log, dt_bias, bound } => Gate::LowerBound {
+                a_log: optional("A_log", a_log.as_ref())?,
+                dt_bias: optional("dt_bias", dt_bias.as_ref())?,
+                raw: place("g_raw", raw)?,
+                bound: *bound,
+            },
+        };
+        let beta = match &self.beta {
+            Beta::Given(beta) => Beta::Given(place("beta", beta)?),
+            Beta::Logits { logits, factor } => Beta::Logits { logits: place("beta", logits)?, factor: *factor },
+        };
+        let Inputs { op, scale, l2norm, state_layout, .. } = *self;
+        Ok(Inputs { op, q, k, v, gate, beta, scale, l2norm, initial_state, state_layout })
+    }
+
+    /// Checks that all tensors lie in memory of the host, for what reads them there.
+    ///
+    /// # Errors
+    /// [`InputError::Location`] with the first one that does not.
+    pub fn check_on_host(&self) -> Result<(), InputError> {
+        let elsewhere = self.tensors().into_iter().find(|(_, x)| x.location() != Location::Host);
+        match elsewhere {
+            Some((name, x)) => Err(InputError::Location {
+                name,
+                found: x.location(),
+                want: Location::Host,
+                why: "and is read on the host here",
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks values: no NaN or infinity anywhere, and no positive `g`. Tensors on GPUs are not looked at: reading them takes
+    /// as long as computing with them.
     ///
     /// # Errors
     /// [`InputError::NonFinite`] or [`InputError::PositiveGate`] with the place of the first one.
     pub fn check_values(&self, allow_nonfinite: bool) -> Result<(), InputError> {
-        let gate: Vec<(&'static str, &TensorView<'_>)> = match &self.gate {
-            Gate::Given(g) => vec![("g", g)],
-            Gate::Softplus { raw, a_log, dt_bias } => {
-                [Some(("g_raw", raw)), Some(("A_log", a_log)), dt_bias.as_ref().map(|b| ("dt_bias", b))]
-                    .into_iter()
-                    .flatten()
-                    .collect()
-            }
-            Gate::LowerBound { raw, a_log, dt_bias, .. } => {
-                [Some(("g_raw", raw)), a_log.as_ref().map(|a| ("A_log", a)), dt_bias.as_ref().map(|b| ("dt_bias", b))]
-                    .into_iter()
-                    .flatten()
-                    .collect()
-            }
-        };
-        let beta = match &self.beta {
-            Beta::Given(x) | Beta::Logits { logits: x, .. } => x,
-        };
         if !allow_nonfinite {
-            let h0 = self.initial_state.as_ref().map(|h| ("h0", h));
-            for (name, x) in
-                [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", beta)].into_iter().chain(gate).chain(h0)
-            {
+            for (name, x) in self.tensors() {
                 if let Some(at) = first(x, |y| !y.is_finite()) {
                     return Err(InputError::NonFinite { name, index: unravel(at, x.shape()), value: x.get(at) });
                 }
@@ -321,7 +365,7 @@ fn expect_f32(name: &'static str, x: &TensorView<'_>, want: &[usize]) -> Result<
     Ok(())
 }
 
-/// The first element, in row-major order, for which `bad` holds.
+/// The first element, in row-major order, for which `bad` holds; none is looked for on GPUs.
 pub(crate) fn first(x: &TensorView<'_>, bad: impl Fn(f64) -> bool) -> Option<usize> {
     fn find<T: Copy>(x: &[T], bad: impl Fn(T) -> bool) -> Option<usize> {
         // A piece is tested without an early end, so that the test vectorises: inputs are large, and good.
@@ -330,7 +374,7 @@ pub(crate) fn first(x: &TensorView<'_>, bad: impl Fn(f64) -> bool) -> Option<usi
         let start = PIECE * x.chunks(PIECE).position(holds_bad)?;
         x[start..].iter().position(|&y| bad(y)).map(|offset| start + offset)
     }
-    match x.data() {
+    match x.host()? {
         Data::F32(x) => find(x, |y| bad(f64::from(y))),
         Data::Bf16(x) => find(x, |y| bad(f64::from(f32::from_bits(u32::from(y.to_bits()) << 16)))),
         Data::F16(x) => find(x, |y| bad(y.to_f64())),

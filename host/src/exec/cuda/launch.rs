@@ -85,8 +85,12 @@ impl Function {
     /// # Errors
     /// [`CudaError::NotResident`] with what was asked and what fits.
     pub fn check_resident(&self, shape: Shape, sharers: u32) -> Result<(), CudaError> {
+        self.check_fits(shape, self.residency(shape.threads, shape.shared_bytes)?, sharers)
+    }
+
+    /// As [`check_resident`](Self::check_resident), where it is known how many blocks run at once.
+    pub(super) fn check_fits(&self, shape: Shape, residency: Residency, sharers: u32) -> Result<(), CudaError> {
         let Shape { blocks, threads, shared_bytes } = shape;
-        let residency = self.residency(threads, shared_bytes)?;
         let fits = residency.share(sharers);
         if blocks <= fits {
             return Ok(());
