@@ -42,6 +42,8 @@ pub enum InputError {
     Tokens { b: usize, t: usize, want_b: usize, want_t: usize },
     #[error("chunk is {found}; it must be 16, 32 or 64")]
     Chunk { found: usize },
+    #[error("the tolerance of the cut is {found}; it must be 0 to leave out nothing, or from {least:e} to below 1")]
+    CutTolerance { found: f32, least: f32 },
 }
 
 /// For conversions that cannot fail.

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use kernels_gpu::fixup;
 use kernels_gpu::hopper;
-use kernels_gpu::params::{FixParams, Records, ScanParams, Tensor as Param};
+use kernels_gpu::params::{Cut, FixParams, Records, ScanParams, Tensor as Param};
 use kernels_gpu::scan::own_len;
 use kernels_gpu::tile::host::Checker;
 
 use super::channel::Channel;
+use super::cuts::Cuts;
 use super::saved::{Kept, SavedMemory};
 use super::step::{Common, Step, TableParts, WordParts, WorkParts, optional, part};
 use super::tables::HostTables;
@@ -53,7 +54,7 @@ impl Step<'_> {
         let mut o = Tensor::zeros(dtype, &[b, t, hv, v]);
         let mut finals = config.final_state.then(|| Tensor::zeros(Dtype::F32, &self.state_shape(rank.ends.len())));
         let mut saved = if save { Some(self.save(exec, tables.chunks.len())?) } else { None };
-        let memory = self.memory(exec, &tables, &mut o, finals.as_mut(), saved.as_mut())?;
+        let memory = self.memory(exec, &tables, body, &mut o, finals.as_mut(), saved.as_mut())?;
 
         let channel = channel.map(|channel| {
             channel.advance();
@@ -64,6 +65,7 @@ impl Step<'_> {
         let (scan_work, fix_work) =
             (WorkParts::push(&mut image, &tables.scan), WorkParts::push(&mut image, &tables.fix));
         let parts = WordParts::push(&mut image, channel, config.trace);
+        let cuts = image.push_zeroed::<Cut>(Cuts::len(self.corrected_rows(), &self.layout));
         let base = exec.put_image(&image)?;
         let device_tables = table_parts.at(base, sizes);
         let device_channel = self.channel_params(exec, &parts, base)?;
@@ -84,12 +86,15 @@ impl Step<'_> {
             own,
             state_in: if config.mode == Mode::Exact { state_in } else { Param::absent() },
             transitions,
+            cuts: cuts.at(base),
             items: scan_work.items.at(base),
             ticket: scan_work.ticket.at(base),
             channel: device_channel,
             trace,
             v_first,
             m_dtype,
+            tolerance: config.cut_tolerance,
+            pad: 0,
         };
         let fix_params = FixParams {
             tables: device_tables,
@@ -99,6 +104,7 @@ impl Step<'_> {
             state_in,
             o: o_param,
             finals: finals_param,
+            cuts: cuts.at(base),
             items: fix_work.items.at(base),
             ticket: fix_work.ticket.at(base),
             channel: device_channel,
@@ -144,7 +150,8 @@ impl Step<'_> {
             exec.get_image(&mut image, &peer_failed)?;
             self.check_trap(exec)?;
             let start = Instant::now();
-            self.exchange(exec, channel)?;
+            let noted = Cuts::new(image.get(cuts), self.layout, hv);
+            self.exchange(exec, channel, &noted.empty_to_send(rank))?;
             exchange = start.elapsed();
         }
         if !tables.fix.is_empty() {
@@ -157,12 +164,22 @@ impl Step<'_> {
         }
         exec.get_image(&mut image, &peer_failed)?;
         self.check_trap(exec)?;
+        let noted = Cuts::new(image.get(cuts), self.layout, hv);
+        if checked && self.corrected_rows() > 0 {
+            noted.excuse(&checker, rank, config.chunk, &memory.o_local, &memory.q_tilde);
+        }
         common.finish()?;
+        if let Some(saved) = &mut saved {
+            saved.empty = noted.empty();
+        }
         exec.fetch(Slot::Output, &mut o)?;
         if let Some(finals) = &mut finals {
             exec.fetch(Slot::FinalState, finals)?;
         }
-        let report = self.report(exec, &image, &parts, &common, exchange)?;
+        let mut report = self.report(exec, &image, &parts, &common, exchange)?;
+        if self.corrected_rows() > 0 {
+            noted.count(&mut report.cut, rank, config.chunk);
+        }
         let trace = self.timeline(exec, "forward", &image, &parts);
         Ok((Forward { o, final_state: finals, report, trace }, saved))
     }
@@ -184,8 +201,15 @@ impl Step<'_> {
         Ok(SavedMemory {
             state_in: Kept::new(exec, receiving * v * k, Dtype::F32)?,
             transitions: Kept::new(exec, transitions, self.m_dtype())?,
+            empty: Vec::new(),
             records,
         })
+    }
+
+    /// Rows (lanes and value heads) whose outputs are corrected; none in exact mode.
+    fn corrected_rows(&self) -> usize {
+        let corrects = self.config.mode != Mode::Exact;
+        if corrects { self.rank().receiving().count() * self.dims.hv } else { 0 }
     }
 
     /// Results and scratch memory.
@@ -193,6 +217,7 @@ impl Step<'_> {
         &self,
         exec: &mut X,
         tables: &HostTables,
+        body: Body,
         o: &mut Tensor,
         finals: Option<&mut Tensor>,
         saved: Option<&mut SavedMemory<X>>,
@@ -202,23 +227,27 @@ impl Step<'_> {
         // In exact mode nothing is corrected.
         let corrects = self.config.mode != Mode::Exact;
         let corrected = rank.receiving().filter(|_| corrects).map(|(s, _)| s.start + s.len).max().unwrap_or(0);
-        let receiving = rank.receiving().filter(|_| corrects).count() * hv;
+        let receiving = self.corrected_rows();
         let (operands, decay) = self.record_lens(tables.chunks.len());
+        let cuts = self.config.cut_tolerance > 0.0 && receiving > 0 && body == Body::Portable;
+        let factors = if cuts { 2 * tables.chunks.len() * hv } else { 0 };
         let (mut state_in, mut transitions, mut records) = (None, Param::absent(), None);
         if let Some(saved) = saved {
             state_in = Some(saved.state_in.param());
             transitions = saved.transitions.param();
             records = saved.records(sizes);
         }
-        Ok(Memory {
-            records: match records {
-                Some(records) => records,
-                None => Records {
-                    operands: exec.scratch(Scratch::Operands, operands, dtype)?,
-                    decay: exec.scratch(Scratch::Decay, decay, Dtype::F32)?,
-                    sizes,
-                },
+        let records = match records {
+            Some(records) => records,
+            None => Records {
+                operands: exec.scratch(Scratch::Operands, operands, dtype)?,
+                decay: exec.scratch(Scratch::Decay, decay, Dtype::F32)?,
+                factors: Param::absent(),
+                sizes,
             },
+        };
+        Ok(Memory {
+            records: Records { factors: exec.scratch(Scratch::Factors, factors, Dtype::F32)?, ..records },
             o: exec.output(Slot::Output, o)?,
             finals: match finals {
                 Some(finals) => exec.output(Slot::FinalState, finals)?,

@@ -17,6 +17,7 @@ mod agreement;
 mod backward;
 mod channel;
 mod config;
+mod cuts;
 pub mod convolution;
 mod error;
 mod forward;
@@ -34,10 +35,10 @@ use std::time::Instant;
 use kernels_gpu::params::StepStats;
 use kernels_gpu::protocol::ChannelLayout;
 
-pub use config::{Config, Device, MWire, Mode, Recompute, Transport};
+pub use config::{CUT_TOLERANCE, Config, Device, LEAST_CUT_TOLERANCE, MWire, Mode, Recompute, Transport};
 pub use convolution::ShortConvolution;
 pub use error::{ExpiredWait, OpError};
-pub use report::{KernelTime, Report};
+pub use report::{CutReport, KernelTime, Report};
 pub use saved::{Saved, SavedHandle};
 pub(crate) use training::check_upstream;
 
@@ -118,6 +119,10 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         static OPERATIONS: AtomicU64 = AtomicU64::new(0);
         if !matches!(config.chunk, 16 | 32 | 64) {
             return Err(crate::error::InputError::Chunk { found: config.chunk }.into());
+        }
+        let cut = config.cut_tolerance;
+        if cut != 0.0 && !(LEAST_CUT_TOLERANCE..1.0).contains(&cut) {
+            return Err(crate::error::InputError::CutTolerance { found: cut, least: LEAST_CUT_TOLERANCE }.into());
         }
         let number = OPERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
         let (channels, agreed, held) = (HashMap::new(), HashMap::new(), HashMap::new());
@@ -257,6 +262,7 @@ impl Report {
     fn count(&mut self, stats: &StepStats, concurrency: usize) {
         self.bytes_sent += stats.bytes_sent;
         self.messages += stats.messages;
+        self.cut.empty_messages += stats.empty_messages;
         self.exposed_wait += std::time::Duration::from_nanos(stats.signal_wait_ns / concurrency as u64);
         self.slot_wait += std::time::Duration::from_nanos(stats.slot_wait_ns / concurrency as u64);
     }

@@ -28,7 +28,7 @@ impl<X: Executor> std::fmt::Debug for Saved<X> {
 impl<X: Executor> Saved<X> {
     /// Bytes of device memory that it holds.
     pub fn bytes(&self) -> usize {
-        let SavedMemory { state_in, transitions, records } = &self.memory;
+        let SavedMemory { state_in, transitions, records, .. } = &self.memory;
         let records = records.as_ref().map_or(0, |(operands, decay)| operands.bytes() + decay.bytes());
         state_in.bytes() + transitions.bytes() + records
     }
@@ -84,6 +84,8 @@ pub(super) struct SavedMemory<X: Executor> {
     pub state_in: Kept<X>,
     /// `[lanes * HV, K, K]` in the type of the wire: M^T of receiving segments; empty where no gradient is passed on with it.
     pub transitions: Kept<X>,
+    /// Which blocks of M of these segments are empty and not kept, by row (lane and value head): bit i for the i-th.
+    pub empty: Vec<u32>,
     /// Operands and decays of all chunks, unless they are computed again.
     pub records: Option<(Kept<X>, Kept<X>)>,
 }
@@ -92,7 +94,7 @@ impl<X: Executor> SavedMemory<X> {
     /// The records that were kept.
     pub fn records(&mut self, sizes: Sizes) -> Option<Records> {
         let (operands, decay) = self.records.as_mut()?;
-        Some(Records { operands: operands.param(), decay: decay.param(), sizes })
+        Some(Records { operands: operands.param(), decay: decay.param(), factors: Param::absent(), sizes })
     }
 
     /// Gives the memory back to the executor.

@@ -127,6 +127,10 @@ fn send_transition(
     let k = p.tables.sizes.k as usize;
     let (first, count) = p.channel.layout.columns(block);
     let row = (at.segment.send_lane * p.tables.sizes.hv + at.item.head) as usize;
+    let empty: u32 = if p.empty.len > 0 { wg.read(p.empty, row) } else { 0 };
+    if empty >> (block - p.channel.layout.s_blocks()) & 1 != 0 {
+        return port.push_empty(wg, targets(p, at), block);
+    }
     let tile = tile.row_range(0, count as usize);
     wg.load(tile, p.transitions.matrix((row * k + first as usize) * k, count as usize, k, k, 1));
     wg.sync();
@@ -269,6 +273,13 @@ fn hand_over(
     if was_sent { true } else { send(wg, p, port, at, block, state) }
 }
 
+/// Who needs what the item sends.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn targets(p: &ScanBackParams, at: &Place) -> Targets {
+    let Segment { first_target: first, targets: count, .. } = at.segment;
+    Targets { table: p.tables.targets, first, count, hv: p.tables.sizes.hv, head: at.item.head }
+}
+
 /// A block to whoever needs it. False if a slot did not become free in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn send(
@@ -280,7 +291,7 @@ fn send(
     tile: Shared<f32>,
 ) -> bool {
     let (segment, head, hv) = (&at.segment, at.item.head, p.tables.sizes.hv);
-    let all = Targets { table: p.tables.targets, first: segment.first_target, count: segment.targets, hv, head };
+    let all = targets(p, at);
     let send_row = segment.send_lane.wrapping_mul(hv).wrapping_add(head);
     if segment.targets == 0 {
         true

@@ -92,6 +92,9 @@ pub struct ScanBackParams {
     /// `[lanes * HV, K, K]` (lanes are [`super::Segment::send_lane`], which are those in which the forward pass received):
     /// M^T of segments with sources and targets, as the forward pass kept it; see [`super::ScanParams::transitions`].
     pub transitions: Tensor,
+    /// Of u32, `[lanes * HV]`, in the same order: which blocks of these M are empty and not kept, bit i for the i-th;
+    /// absent if none is.
+    pub empty: Array,
     /// Result, operand type, `[chunks, HV, V, K]`: the gradient of the state after each chunk.
     pub d_states: Tensor,
     /// Result, operand type, `[tokens, HV, V]`: the gradient of v_new.

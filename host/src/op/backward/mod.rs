@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use kernels_gpu::backward::reduce;
 use kernels_gpu::fixup;
-use kernels_gpu::params::{FixParams, ScanBackParams, StatesParams, Tensor as Param};
+use kernels_gpu::params::{Array, FixParams, ScanBackParams, StatesParams, Tensor as Param};
 use kernels_gpu::tile::host::Checker;
 
 use super::channel::Channel;
@@ -72,6 +72,7 @@ impl BackwardStep<'_> {
         let (first_work, second_work) =
             (WorkParts::push(&mut image, &back.first), WorkParts::push(&mut image, &back.second));
         let merge_work = WorkParts::push(&mut image, &back.merges);
+        let empty = image.push(&saved.empty);
         let parts = WordParts::push(&mut image, channel, config.trace);
         let base = exec.put_image(&image)?;
         let trace = parts.trace_buffer(base);
@@ -102,6 +103,7 @@ impl BackwardStep<'_> {
             finals: memory.d_initial,
             state_out: memory.state_out,
             transitions: memory.transitions,
+            empty: empty.at(base),
             d_states: memory.d_states,
             d_v_new: memory.d_v_new,
             items: first_work.items.at(base),
@@ -121,6 +123,7 @@ impl BackwardStep<'_> {
             state_in: memory.state_out,
             o: absent,
             finals: absent,
+            cuts: Array::empty(),
             items: merge_work.items.at(base),
             ticket: merge_work.ticket.at(base),
             channel: first.channel,
@@ -172,7 +175,7 @@ impl BackwardStep<'_> {
             exec.get_image(&mut image, &peer_failed)?;
             step.check_trap(exec)?;
             let start = Instant::now();
-            step.exchange(exec, channel)?;
+            step.exchange(exec, channel, &saved.empty)?;
             exchange = start.elapsed();
         }
         if !back.merges.is_empty() {

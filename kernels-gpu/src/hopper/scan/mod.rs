@@ -25,7 +25,7 @@ use pipeline::*;
 
 use crate::comm::{Port, STEP_SCAN};
 use crate::element::DtypeCode;
-use crate::params::{ScanItem, ScanParams, Segment, StampKind};
+use crate::params::{Cut, ScanItem, ScanParams, Segment, StampKind};
 use crate::scan::{Columns, hand_over, initial_state};
 use crate::tile::{RESERVED_BYTES, Shared, Warpgroup, tile_bytes};
 
@@ -110,7 +110,7 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
         wg.stamp_block(&p.trace, StampKind::Scan, [start, end], [item.head, item.first_block], 0);
         if let Some(columns) = columns {
             wg.sync();
-            healthy = hand_over(wg, p, &port, &item, &segment, columns, state);
+            healthy = hand_over(wg, p, &port, &item, &segment, columns, state, Cut::default());
         }
         // SAFETY: as above.
         unsafe { ptx::fence_proxy_async_shared() };

@@ -11,6 +11,7 @@
 
 mod acc;
 mod backward;
+mod bounds;
 mod convolution;
 mod fragment;
 mod global;
@@ -207,6 +208,21 @@ impl Warpgroup<'_> {
             if thread::thread_idx_x() == 0 {
                 let number = self.word(ticket, 0).fetch_add(1, Ordering::Relaxed);
                 ptx::st_shared_u64(at, number);
+            }
+            self.sync_block();
+            ptx::ld_shared_u64(at)
+        }
+    }
+
+    /// The first warpgroup's `value`, for the whole block; contains barriers.
+    #[inline(always)]
+    pub fn share_block(&mut self, value: u64) -> u64 {
+        let at = self.base + TICKET_AT;
+        self.sync_block();
+        // SAFETY: as in `sync_and`.
+        unsafe {
+            if thread::thread_idx_x() == 0 {
+                ptx::st_shared_u64(at, value);
             }
             self.sync_block();
             ptx::ld_shared_u64(at)
