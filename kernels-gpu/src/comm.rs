@@ -375,13 +375,8 @@ impl Port<'_> {
         let link = Link { wg, port: *self };
         let mut empty = 0;
         for i in 0..layout.m_blocks() {
-            let message = Message {
-                source,
-                dest: self.channel.pe,
-                row,
-                block: layout.s_blocks() + i,
-                epoch: self.epoch(wg),
-            };
+            let message =
+                Message { source, dest: self.channel.pe, row, block: layout.s_blocks() + i, epoch: self.epoch(wg) };
             empty |= u32::from(protocol::is_empty(&link, layout, message)) << i;
         }
         empty

@@ -181,8 +181,7 @@ pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup
 /// blocks. False, on all warpgroups, if a summary did not arrive in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn merge<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
-    let sources =
-        Sources { table: p.tables.sources, first: at.segment.first_source, count: at.segment.sources };
+    let sources = Sources { table: p.tables.sources, first: at.segment.first_source, count: at.segment.sources };
     let mut i = 0;
     while i < sources.count {
         let next = if wg.index() == 0 { port.await_source(wg, sources, i, at.row, at.item.block) } else { None };

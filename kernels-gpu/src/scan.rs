@@ -155,8 +155,7 @@ pub fn scan_push<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn known(wg: &mut Warpgroup<'_>, p: &ScanParams, item: &ScanItem, segment: &Segment) -> Known {
     if p.tolerance > 0.0 && segment.chunks > 0 && p.records.factors.is_present() && p.corrects(segment) {
-        let factors =
-            p.records.factors(segment.first_chunk as usize, segment.chunks as usize, item.head as usize);
+        let factors = p.records.factors(segment.first_chunk as usize, segment.chunks as usize, item.head as usize);
         let Within { rows, bound, growth } = wg.first_within(factors, p.tolerance, cut::LEAST);
         Known { rows, growth, bound }
     } else {
