@@ -5,7 +5,7 @@ use deltalink::compare::{Error, Regime, mismatch, tolerance};
 use deltalink::generate::Spec;
 use deltalink::inputs::StateLayout;
 use deltalink::op::whole::{Share, join};
-use deltalink::op::{Config, ContextParallel, OpError};
+use deltalink::op::{Config, ContextParallel, CutReport, OpError};
 use deltalink::plan::{Cuts, Plan};
 use deltalink::reference::{Problem, recurrent};
 use deltalink::world::{WorldOptions, run_threads};
@@ -46,6 +46,8 @@ pub struct Compared {
     pub states: Error,
     /// Entries of the device module, in order.
     pub launched: Vec<String>,
+    /// What each PE left out of transitions.
+    pub cuts: Vec<CutReport>,
     /// The first element that is too far off.
     pub mismatch: Option<String>,
 }
@@ -79,6 +81,7 @@ pub fn forward(spec: &Spec, run: &Run) -> Result<Compared, String> {
     });
     let mut parts = parts.map_err(|error| error.to_string())?;
     let launched = parts.last_mut().map(|part| std::mem::take(&mut part.1)).unwrap_or_default();
+    let cuts = parts.iter().map(|part| part.0.report.cut).collect();
     let result = join(&plan, &whole, parts.into_iter().map(|part| part.0).collect());
     let problem = Problem::new(&whole, case.cu_seqlens()).map_err(|error| error.to_string())?;
     let expected = recurrent(&problem);
@@ -93,5 +96,5 @@ pub fn forward(spec: &Spec, run: &Run) -> Result<Compared, String> {
         }
         None => (Error::of(&[], &[]), None),
     };
-    Ok(Compared { o: o_error, states, launched, mismatch: o_mismatch.or(states_mismatch) })
+    Ok(Compared { o: o_error, states, launched, cuts, mismatch: o_mismatch.or(states_mismatch) })
 }

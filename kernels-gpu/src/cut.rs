@@ -18,7 +18,7 @@
 //! `|M_t| <= N F_c` for all tokens t from chunk c on, whatever the tokens. So:
 //!
 //! * *S* needs no correction from the first chunk c on with `N F_c <= tolerance`. This is known before the walk.
-//! * *M*, of which a block J holds some columns, stops there too, or after the first chunk with `N |M_J| <= tolerance / sqrt(blocks)`,
+//! * *M*, of which a block J holds some columns, stops there too, or after the first chunk with `N |M_J| sqrt(blocks) <= tolerance`,
 //!   where the norm of its columns is measured, by the root of the sum of squares. Then all of what the blocks leave out is within the
 //!   tolerance together.
 //!
@@ -92,16 +92,10 @@ impl Known {
     }
 }
 
-/// A bound on the norm of these columns of M from now on, from the sum of their squares.
+/// A bound on the norm of `blocks` blocks of columns of M from now on that are as large as one with this sum of squares.
 #[inline(always)]
-pub(crate) fn columns_bound(squares: f32, growth: f32) -> f32 {
-    crate::math::sqrt(squares * SQUARES_SLACK) * growth
-}
-
-/// The share of the tolerance of one of `blocks` blocks of M.
-#[inline(always)]
-pub(crate) fn share(tolerance: f32, blocks: u32) -> f32 {
-    tolerance / crate::math::sqrt(blocks as f32)
+pub(crate) fn columns_bound(squares: f32, blocks: u32, growth: f32) -> f32 {
+    crate::math::sqrt(squares * SQUARES_SLACK * blocks as f32) * growth
 }
 
 /// What became of block `index` of the table.

@@ -66,7 +66,7 @@ pub(crate) struct Place {
     /// Chunks of the item whose outputs are to be corrected, or at least rounded; the others are complete.
     pub(crate) corrected: u32,
     /// Of these, chunks that need the state.
-    needing: u32,
+    pub(crate) needing: u32,
 }
 
 impl Place {
@@ -168,7 +168,9 @@ pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup
             return;
         }
         let start = wg.clock();
-        B::correct(wg, p, &at, &t);
+        if at.corrected > 0 {
+            B::correct(wg, p, &at, &t);
+        }
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::FixOut, [start, end], [item.head, item.first_chunk], 0);
         if item.merges != 0 && segment.final_row != NONE && p.finals.is_present() {

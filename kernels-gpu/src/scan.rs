@@ -130,8 +130,8 @@ pub fn scan_push<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
                 && known.is_asked()
             {
                 let squares = wg.sum_of_squares(columns.rows(tiles.state));
-                let bound = cut::columns_bound(squares, known.growth);
-                if bound <= cut::share(p.tolerance, p.channel.layout.m_blocks()) {
+                let bound = cut::columns_bound(squares, p.channel.layout.m_blocks(), known.growth);
+                if bound <= p.tolerance {
                     cut = columns.cut(segment.chunks - index, bound);
                     walking = None;
                 }

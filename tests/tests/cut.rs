@@ -43,12 +43,7 @@ fn forward(solved: &Solved, plan: &Plan, config: &Config) -> Vec<Forward> {
 }
 
 fn total(parts: &[Forward]) -> CutReport {
-    parts.iter().fold(CutReport::default(), |all, part| CutReport {
-        m_chunks: all.m_chunks + part.report.cut.m_chunks,
-        m_chunks_walked: all.m_chunks_walked + part.report.cut.m_chunks_walked,
-        empty_messages: all.empty_messages + part.report.cut.empty_messages,
-        largest_bound: all.largest_bound.max(part.report.cut.largest_bound),
-    })
+    parts.iter().fold(CutReport::default(), |all, part| all.plus(part.report.cut))
 }
 
 /// `case`'s inputs with other gates, steps and keys, each by token, head and channel.

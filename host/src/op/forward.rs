@@ -54,7 +54,7 @@ impl Step<'_> {
         let mut o = Tensor::zeros(dtype, &[b, t, hv, v]);
         let mut finals = config.final_state.then(|| Tensor::zeros(Dtype::F32, &self.state_shape(rank.ends.len())));
         let mut saved = if save { Some(self.save(exec, tables.chunks.len())?) } else { None };
-        let memory = self.memory(exec, &tables, body, &mut o, finals.as_mut(), saved.as_mut())?;
+        let memory = self.memory(exec, &tables, &mut o, finals.as_mut(), saved.as_mut())?;
 
         let channel = channel.map(|channel| {
             channel.advance();
@@ -217,7 +217,6 @@ impl Step<'_> {
         &self,
         exec: &mut X,
         tables: &HostTables,
-        body: Body,
         o: &mut Tensor,
         finals: Option<&mut Tensor>,
         saved: Option<&mut SavedMemory<X>>,
@@ -229,7 +228,7 @@ impl Step<'_> {
         let corrected = rank.receiving().filter(|_| corrects).map(|(s, _)| s.start + s.len).max().unwrap_or(0);
         let receiving = self.corrected_rows();
         let (operands, decay) = self.record_lens(tables.chunks.len());
-        let cuts = self.config.cut_tolerance > 0.0 && receiving > 0 && body == Body::Portable;
+        let cuts = self.config.cut_tolerance > 0.0 && receiving > 0;
         let factors = if cuts { 2 * tables.chunks.len() * hv } else { 0 };
         let (mut state_in, mut transitions, mut records) = (None, Param::absent(), None);
         if let Some(saved) = saved {

@@ -29,6 +29,18 @@ pub struct CutReport {
     pub largest_bound: f32,
 }
 
+impl CutReport {
+    /// Both: counts added up, and the larger of the bounds.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            m_chunks: self.m_chunks + other.m_chunks,
+            m_chunks_walked: self.m_chunks_walked + other.m_chunks_walked,
+            empty_messages: self.empty_messages + other.empty_messages,
+            largest_bound: self.largest_bound.max(other.largest_bound),
+        }
+    }
+}
+
 /// Counts and times of one call on one PE.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Report {

@@ -75,7 +75,7 @@ pub struct Cut {
     pub dropped: u32,
     /// 1 if the block of M is so small at the segment's end that it is left out.
     pub empty: u32,
-    /// What bounds the norm of what was left out, of S over all of M, of M over these columns.
+    /// What bounds the norm of M there: all of it, of a block of M if the others are no larger.
     pub bound: f32,
     /// Zero.
     pub pad: u32,

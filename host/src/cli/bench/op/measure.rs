@@ -7,7 +7,7 @@ use super::inputs::{Gates, Tensors};
 use crate::cli::progress::Progress;
 use crate::exec::{Body, Executor, Waits};
 use crate::inputs::Inputs;
-use crate::op::{ContextParallel, Mode, OpError, Report};
+use crate::op::{ContextParallel, CutReport, Mode, OpError, Report};
 use crate::plan::Plan;
 use crate::world::Pe;
 
@@ -37,6 +37,8 @@ pub(super) struct Pass {
     /// Launches of one kernel are added up.
     pub kernels: Vec<(String, Vec<f64>)>,
     pub bytes_sent: u64,
+    /// Of one step: the same steps leave out the same.
+    pub cut: CutReport,
     pub scratch_bytes: usize,
     pub peak_device_bytes: usize,
     pub waits: Waits,
@@ -58,6 +60,7 @@ impl Pass {
             samples[before] += us(launch.time);
         }
         self.bytes_sent = self.bytes_sent.max(report.bytes_sent);
+        self.cut = report.cut;
         self.scratch_bytes = self.scratch_bytes.max(report.scratch_bytes);
         self.peak_device_bytes = self.peak_device_bytes.max(report.peak_device_bytes);
         self.waits = report.waits;
