@@ -44,11 +44,11 @@ fn bounds_that_are_known_before_the_walk() {
 /// Without decay only the norm of M itself says that keys have been erased: it is measured after 32 chunks.
 #[test]
 fn norms_that_are_measured_between_runs() {
-    let config = Config { cut_tolerance: 0.03, ..Config::default() };
+    let config = Config { cut_tolerance: 0.08, ..Config::default() };
     let run = Run { cuts: Cuts::at(vec![64]), regime: Regime::Hard, config, ..Run::on(2) };
     let cuts = cut(&spec(Op::Kda, 64 + 36 * 64, Decay::None), &run);
     assert_eq!((cuts[1].m_chunks, cuts[1].m_chunks_walked), (2 * 36, 2 * 32), "{:?}", cuts[1]);
-    assert!(cuts[1].largest_bound > 0.0 && cuts[1].largest_bound < 0.03, "{:?}", cuts[1]);
+    assert!(cuts[1].largest_bound > 0.0 && cuts[1].largest_bound <= 0.08, "{:?}", cuts[1]);
 }
 
 /// Where M matters it is walked to the end, in runs, and all of it is corrected.
