@@ -6,7 +6,7 @@ use deltalink::exec::ExecError;
 use deltalink::generate::Spec;
 use deltalink::inputs::{Inputs, StateLayout};
 use deltalink::op::whole::{Share, UpstreamShare, Whole, join, join_backward, one_backward};
-use deltalink::op::{Config, ContextParallel, OpError};
+use deltalink::op::{Config, ContextParallel, CutReport, OpError};
 use deltalink::plan::{Cuts, Plan};
 use deltalink::reference::{self, Outputs, Problem, recurrent};
 use deltalink::world::{Pe, WorldOptions, run_threads};
@@ -45,6 +45,8 @@ pub struct Compared {
     pub launched: Vec<String>,
     /// Each result: the outputs, the final states, then the gradients if there are any.
     pub results: Vec<Checked>,
+    /// What each PE left out of transitions.
+    pub cuts: Vec<CutReport>,
 }
 
 impl Compared {
@@ -69,9 +71,10 @@ pub fn forward(spec: &Spec, run: &Run) -> Result<Compared, String> {
         let share = Share::new(&plan, pe.rank(), &whole);
         op.forward(&plan, &share.inputs(&whole))
     })?;
+    let cuts = parts.iter().map(|part| part.report.cut).collect();
     let problem = Problem::new(&whole, cu_seqlens).map_err(|error| error.to_string())?;
     let results = against(&join(&plan, &whole, parts), &recurrent(&problem), spec, run);
-    Ok(Compared { launched, results })
+    Ok(Compared { launched, results, cuts })
 }
 
 /// Runs the problem forward and backward, and compares all results and gradients.
@@ -90,12 +93,13 @@ pub fn backward(spec: &Spec, run: &Run) -> Result<Compared, String> {
         let upstream = UpstreamShare::new(&plan, pe.rank(), &upstream.view());
         one_backward(op, &plan, &share.inputs(&whole), &upstream.view())
     })?;
+    let cuts = parts.iter().map(|part| part.forward.report.cut).collect();
     let problem = Problem::new(&whole, cu_seqlens).map_err(|error| error.to_string())?;
     let joined = join_backward(&plan, &whole, parts);
     let expected = reference::backward(&problem, &upstream.view()).map_err(|error| error.to_string())?;
     let mut results = against(&joined.forward, &recurrent(&problem), spec, run);
     results.extend(gradients(&whole, &problem, &joined.gradients.to_f64(), &expected));
-    Ok(Compared { launched, results })
+    Ok(Compared { launched, results, cuts })
 }
 
 fn plan(whole: &Inputs<'_>, cu_seqlens: Option<&[usize]>, run: &Run) -> Result<Plan, String> {

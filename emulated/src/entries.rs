@@ -3,6 +3,7 @@
 use cuda_std::emulated::{Emulator, Fault, Launch};
 use half::{bf16, f16};
 use kernels_gpu_emulated::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
+use kernels_gpu_emulated::begin::{BeginParams, begin};
 use kernels_gpu_emulated::comm_bench::{CommBenchParams, comm_bench};
 use kernels_gpu_emulated::conformance::TileCase;
 use kernels_gpu_emulated::conformance::{acc::acc_ops, block::block_ops, decay::decay_ops, elements::element_ops};
@@ -69,6 +70,7 @@ macro_rules! entries {
 }
 
 entries! {
+    begin = begin, BeginParams;
     prep_kda_bf16_hopper = hopper::prep::prep::<Kda>, PrepParams;
     prep_gdn_bf16_hopper = hopper::prep::prep::<Gdn>, PrepParams;
     scan_push_bf16_hopper_1 = hopper::scan::scan_push::<1>, ScanParams;

@@ -2,15 +2,17 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cuda_std::emulated::{Emulator, Fault, Launch as Blocks, Schedule};
 use deltalink::exec::cpu::{Cpu, CpuMemory, PoolError};
 use deltalink::exec::{
     Body, ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits,
 };
-use deltalink::tensor::{Dtype, Tensor, TensorView};
+use deltalink::inputs::Op;
+use deltalink::tensor::{Dtype, Location, TensorView, TensorViewMut};
 use deltalink::world::Pe;
+use kernels_gpu::begin::{self, BeginParams};
 use kernels_gpu::element::DtypeCode;
 use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::{TrapRecord, Watch};
@@ -25,8 +27,6 @@ pub struct Emulated {
     schedule: Schedule,
     hopper: bool,
     origin: Instant,
-    /// Address of the [`Watch`], or 0.
-    watch: u64,
     launches: Launches,
 }
 
@@ -49,7 +49,7 @@ impl Emulated {
     pub fn new(workers: usize, schedule: Schedule, hopper: bool) -> Result<Self, PoolError> {
         let emulators = (0..workers.max(1)).map(|_| Mutex::new(Emulator::new())).collect();
         let (cpu, origin) = (Cpu::new(1)?, Instant::now());
-        Ok(Self { cpu, emulators, schedule, hopper, origin, watch: 0, launches: Launches::default() })
+        Ok(Self { cpu, emulators, schedule, hopper, origin, launches: Launches::default() })
     }
 
     /// What this executor launches, also after it was given away.
@@ -59,11 +59,9 @@ impl Emulated {
 
     /// Tells waiting kernels to give up.
     fn abort(&self) {
-        if self.watch != 0 {
-            let at = self.watch + std::mem::offset_of!(Watch, abort) as u64;
-            // SAFETY: a word of the page that `watch` has given out, which the inner executor keeps.
-            unsafe { AtomicU64::from_ptr(at as *mut u64) }.store(1, Ordering::Relaxed);
-        }
+        let at = self.cpu.watch() + std::mem::offset_of!(Watch, abort) as u64;
+        // SAFETY: a word of the page that `watch` gives out, which the inner executor keeps.
+        unsafe { AtomicU64::from_ptr(at as *mut u64) }.store(1, Ordering::Relaxed);
     }
 
     fn run<K: Kernel>(&self, name: &str, launch: &Launch<'_>, params: &K) -> Result<(), Fault> {
@@ -130,17 +128,34 @@ impl Executor for Emulated {
         self.cpu.reuse(memory);
     }
 
+    fn write(&mut self, memory: &mut CpuMemory, at: usize, bytes: &[u8]) -> Result<(), ExecError> {
+        self.cpu.write(memory, at, bytes)
+    }
+
+    fn read(&mut self, memory: &mut CpuMemory, at: usize, bytes: &mut [u8]) -> Result<(), ExecError> {
+        self.cpu.read(memory, at, bytes)
+    }
+
+    fn location(&self) -> Location {
+        self.cpu.location()
+    }
+
     fn input(&mut self, slot: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError> {
         self.cpu.input(slot, tensor)
     }
 
-    fn output(&mut self, slot: Slot, tensor: &mut Tensor) -> Result<Param, ExecError> {
-        // Whatever a kernel should fail to write must not look like a result.
-        tensor.data.bytes_mut().fill(0xff);
-        self.cpu.output(slot, tensor)
+    fn output(&mut self, slot: Slot, tensor: &mut TensorViewMut<'_>) -> Result<Param, ExecError> {
+        let bytes = tensor.len() * tensor.dtype().size();
+        let result = self.cpu.output(slot, tensor)?;
+        if bytes > 0 {
+            // Whatever a kernel should fail to write must not look like a result.
+            // SAFETY: the view's memory, which nothing else uses while the view is borrowed.
+            unsafe { std::ptr::write_bytes(tensor.address() as *mut u8, 0xff, bytes) };
+        }
+        Ok(result)
     }
 
-    fn fetch(&mut self, slot: Slot, tensor: &mut Tensor) -> Result<(), ExecError> {
+    fn fetch(&mut self, slot: Slot, tensor: &mut TensorViewMut<'_>) -> Result<(), ExecError> {
         self.cpu.fetch(slot, tensor)
     }
 
@@ -165,13 +180,31 @@ impl Executor for Emulated {
         self.cpu.get_image(image, peer_failed)
     }
 
-    fn watch(&mut self) -> Result<u64, ExecError> {
-        self.watch = self.cpu.watch()?;
-        Ok(self.watch)
+    fn wait(&mut self, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError> {
+        self.cpu.wait(peer_failed)
+    }
+
+    fn watch(&self) -> u64 {
+        self.cpu.watch()
     }
 
     fn trap(&self) -> TrapRecord {
         self.cpu.trap()
+    }
+
+    fn prepare(&mut self, timed: bool) -> Result<(), ExecError> {
+        self.cpu.prepare(timed)
+    }
+
+    fn captures(&self) -> bool {
+        self.cpu.captures()
+    }
+
+    fn begin(&mut self, params: &BeginParams) -> Result<(), ExecError> {
+        let blocks = (Grid::Blocks(begin::BLOCKS), begin::WARPGROUPS, begin::shared_bytes()).into();
+        // It is the same for all operations and element types, and waits for nobody.
+        let launch = Launch { op: Op::Kda, dtype: Dtype::F32, blocks, checker: None, peer_failed: &|| false };
+        self.run(BeginParams::NAME, &launch, params).map_err(|fault| as_fault(&fault))
     }
 
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {
@@ -182,6 +215,24 @@ impl Executor for Emulated {
         let result = self.run(&name, launch, params).map_err(|fault| as_fault(&fault));
         self.launches.0.lock().unwrap_or_else(PoisonError::into_inner).push(name);
         result
+    }
+
+    type Mark = <Cpu as Executor>::Mark;
+
+    fn mark(&mut self) -> Result<Self::Mark, ExecError> {
+        self.cpu.mark()
+    }
+
+    fn reached(&mut self, mark: &Self::Mark) -> Result<bool, ExecError> {
+        self.cpu.reached(mark)
+    }
+
+    fn between(&self, from: &Self::Mark, to: &Self::Mark) -> Result<Duration, ExecError> {
+        self.cpu.between(from, to)
+    }
+
+    fn give_up(&mut self) {
+        self.cpu.give_up();
     }
 
     fn take_times(&mut self) -> Result<Times, ExecError> {

@@ -55,6 +55,8 @@ pub enum InputError {
     Overlap { result: &'static str, other: &'static str, location: Location },
     #[error("memory for {name} was {}given; {why}", if *given { "" } else { "not " })]
     Result { name: &'static str, given: bool, why: &'static str },
+    #[error("the tolerance of the cut is {found}; it must be 0 to leave out nothing, or from {least:e} to below 1")]
+    CutTolerance { found: f32, least: f32 },
 }
 
 /// For conversions that cannot fail.

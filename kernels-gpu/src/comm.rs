@@ -2,10 +2,12 @@
 //! and acknowledge summaries. None of them blocks forever: a wait that runs out leaves a [`TrapRecord`] for the
 //! host and returns false, and the kernel then ends.
 
+mod empty;
 mod parts;
 
 use core::sync::atomic::Ordering;
 
+pub use empty::Sources;
 pub use parts::SlotPart;
 
 use crate::element::DtypeCode;
@@ -23,8 +25,9 @@ const LOOK_NS: u64 = 5_000;
 /// Words of [`crate::params::StepStats`].
 const BYTES_SENT: usize = 0;
 const MESSAGES: usize = 1;
-const SIGNAL_WAIT_NS: usize = 2;
-const SLOT_WAIT_NS: usize = 3;
+const EMPTY_MESSAGES: usize = 2;
+const SIGNAL_WAIT_NS: usize = 3;
+const SLOT_WAIT_NS: usize = 4;
 
 /// A kernel's side of a channel: the channel, the kernel's number for error messages, and where to stamp time.
 #[derive(Clone, Copy)]

@@ -170,7 +170,8 @@ fn exchange(wg: &mut Warpgroup<'_>, params: &CommBenchParams, tile: Shared<f32>,
         let link = Link { wg, port };
         if !puts {
             // Release, with the acquire in `receive`: the payload is visible to whoever sees the signal.
-            link.store_release(partner, layout.signal(pe, row, 0), epoch);
+            let message = Message { source: pe, dest: partner, row, block: 0, epoch };
+            link.store_release(partner, message.signal(&layout), message.signal_value(false));
         }
         let message = Message { source: partner, dest: pe, row, block: 0, epoch };
         match protocol::receive(&link, &layout, message) {
@@ -201,6 +202,7 @@ fn store(wg: &mut Warpgroup<'_>, params: &CommBenchParams, slot: Tensor, tile: S
 fn put(wg: &mut Warpgroup<'_>, params: &CommBenchParams, port: &Port<'_>, tile: Shared<f32>, epoch: u64) {
     let Channel { layout, payload, pe, .. } = params.channel;
     let (to, row) = (params.offset(wg, epoch), wg.block() as u32);
+    let message = Message { source: pe, dest: params.partner, row, block: 0, epoch };
     let received = protocol::SLOTS as u64 * wg.grid() as u64 * params.bytes;
     let staged = params.slot(wg, pe, received + to);
     store(wg, params, staged, tile);
@@ -209,8 +211,8 @@ fn put(wg: &mut Warpgroup<'_>, params: &CommBenchParams, port: &Port<'_>, tile: 
         from: staged.addr,
         to: port.place(wg, payload, params.partner, to as usize),
         bytes: params.bytes as usize,
-        signal: port.word_place(wg, params.partner, layout.signal(pe, row, 0)),
-        value: epoch,
+        signal: port.word_place(wg, params.partner, message.signal(&layout)),
+        value: message.signal_value(false),
     });
     wg.finish_puts();
 }

@@ -10,12 +10,17 @@
 //! In a backward step S is the gradient of a state, later PEs take the place of earlier ones, and the map is the
 //! transpose: S_in <- S + M^T S_in.
 //!
+//! Blocks of M may be missing, and rows of q-tilde of a segment's last chunks, where they are too small to matter (see
+//! [`crate::cut`]): then there is nothing to add. A source whose M is missing altogether makes those before it superfluous, and they
+//! are not waited for.
+//!
 //! The only kernel that waits for other PEs (outside exact mode). Items come by ticket; the one that merges a
 //! column block precedes those that use its result, so a block only ever waits for blocks that already run.
 
-use crate::comm::{Port, STEP_FIX};
+use crate::comm::{Port, STEP_FIX, Sources};
+use crate::cut;
 use crate::element::DtypeCode;
-use crate::params::{Chunk, FixItem, FixParams, Matrix, NONE, Segment, StampKind, StepMode};
+use crate::params::{Chunk, Cut, FixItem, FixParams, Matrix, NONE, Segment, StampKind};
 use crate::scan::{own_columns, state_columns};
 use crate::tile::{Acc, BLOCK_COLUMNS, OperandElement, RESERVED_BYTES, Shared, Warpgroup, share_of, tile_bytes};
 
@@ -58,6 +63,37 @@ pub(crate) struct Place {
     /// First column of V and number of columns.
     pub(crate) first: usize,
     count: usize,
+    /// Chunks of the item whose outputs are to be corrected, or at least rounded; the others are complete.
+    pub(crate) corrected: u32,
+    /// Of these, chunks that need the state.
+    pub(crate) needing: u32,
+}
+
+impl Place {
+    /// Of `chunks`, the first chunks of the segment, how many belong to the item.
+    fn of_item(&self, chunks: u32) -> u32 {
+        chunks.saturating_sub(self.item.first_chunk).min(self.item.chunks)
+    }
+
+    /// What became of column block `block` of the row.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn cut(&self, wg: &Warpgroup<'_>, p: &FixParams, block: u32) -> Cut {
+        cut::read(wg, p.cuts, self.row as usize * p.channel.layout.blocks() as usize + block as usize)
+    }
+
+    /// Chunks of the item with rows of q-tilde of block `i` of M.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn with_block(&self, wg: &Warpgroup<'_>, p: &FixParams, i: u32) -> u32 {
+        let cut = self.cut(wg, p, p.channel.layout.s_blocks() + i);
+        self.of_item(self.segment.chunks - cut.dropped).min(self.corrected)
+    }
+
+    /// Blocks of this PE's own M that are missing: bit i for the i-th.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn missing(&self, wg: &Warpgroup<'_>, p: &FixParams) -> u32 {
+        let layout = &p.channel.layout;
+        (0..layout.m_blocks()).fold(0, |all, i| all | (self.cut(wg, p, layout.s_blocks() + i).empty & 1) << i)
+    }
 }
 
 /// How outputs are corrected, once the state is there.
@@ -109,19 +145,32 @@ pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup
         let segment: Segment = wg.read(p.tables.segments, item.segment as usize);
         let (first, count) = p.channel.layout.columns(item.block);
         let row = segment.receive_lane * p.tables.sizes.hv + item.head;
-        let at = Place { item, segment, row, first: first as usize, count: count as usize };
+        let (first, count) = (first as usize, count as usize);
+        let mut at = Place { item, segment, row, first, count, corrected: 0, needing: 0 };
+        if item.chunks > 0 {
+            at.corrected = at.of_item(segment.chunks - at.cut(wg, p, item.block).dropped);
+            for i in 0..p.channel.layout.m_blocks() {
+                at.needing = at.needing.max(at.with_block(wg, p, i));
+            }
+        }
         let t = Tiles {
             state: tiles.state.row_range(0, at.count),
             operand: tiles.operand.row_range(0, at.count),
             rest: tiles.rest.row_range(0, at.count),
             ..tiles
         };
-        let ready = if item.merges != 0 { merge(wg, p, &port, &at, &t) } else { fetch(wg, p, &port, &at, &t) };
+        let ready = if item.merges != 0 {
+            merge(wg, p, &port, &at, &t)
+        } else {
+            at.needing == 0 || fetch(wg, p, &port, &at, &t)
+        };
         if !ready {
             return;
         }
         let start = wg.clock();
-        B::correct(wg, p, &at, &t);
+        if at.corrected > 0 {
+            B::correct(wg, p, &at, &t);
+        }
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::FixOut, [start, end], [item.head, item.first_chunk], 0);
         if item.merges != 0 && segment.final_row != NONE && p.finals.is_present() {
@@ -134,34 +183,33 @@ pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup
 /// blocks. False, on all warpgroups, if a summary did not arrive in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn merge<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
-    let layout = &p.channel.layout;
-    let source =
-        |wg: &Warpgroup<'_>, i: u32| -> u32 { wg.read(p.tables.sources, (at.segment.first_source + i) as usize) };
-    for i in 0..at.segment.sources {
-        let from = source(wg, i);
-        // The first PE of a sequence sends its state, which is complete: no M.
-        let blocks = if i == 0 { layout.s_blocks() } else { layout.blocks() };
-        let needed = (layout.s_blocks()..blocks).chain([at.item.block]);
-        let mut arrived = true;
-        if wg.index() == 0 && p.channel.mode != StepMode::Bulk as u32 {
-            for block in needed {
-                arrived = arrived && port.receive(wg, from, at.row, block);
-            }
-        }
-        if !wg.sync_and(arrived) {
+    let sources = Sources { table: p.tables.sources, first: at.segment.first_source, count: at.segment.sources };
+    let mut i = 0;
+    while i < sources.count {
+        let next = if wg.index() == 0 { port.await_source(wg, sources, i, at.row, at.item.block) } else { None };
+        let next = wg.share_block(next.map_or(u64::MAX, u64::from)) as u32;
+        if next == u32::MAX {
             return false;
         }
+        if next > i {
+            i = next;
+            continue;
+        }
         let start = wg.clock();
-        if i > 0 {
+        let from = sources.get(wg, i);
+        // The first PE of a sequence sends its state, which is complete: no M.
+        let missing = if i == 0 { port.all_blocks() } else { port.empty_blocks(wg, from, at.row) };
+        if missing != port.all_blocks() {
             to_operand(wg, t);
         }
         let s = port.received(wg, from, at.row, at.item.block);
         each_slab(wg, p, |wg, channel, width| {
-            let acc = compose(wg, p, t, s, i > 0, channel, width, |wg, block| port.received(wg, from, at.row, block));
+            let acc = compose(wg, p, t, s, missing, channel, width, |wg, block| port.received(wg, from, at.row, block));
             acc.store(wg, t.state.columns(channel, width));
         });
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::Merge, [start, end], [at.item.head, at.item.block], 0);
+        i += 1;
     }
     to_operand(wg, t);
     let (first, rows) = share_of(at.count, wg.count(), wg.index());
@@ -226,8 +274,8 @@ fn each_slab(wg: &mut Warpgroup<'_>, p: &FixParams, mut f: impl FnMut(&mut Warpg
     }
 }
 
-/// Columns `channel ..` of s^T + S_in^T M^T, or s^T + S_in^T M if `m_transposed` (without the product if `with_m` is false). Of narrow operands, the product
-/// of the two rests is left out: it is below f32 rounding.
+/// Columns `channel ..` of s^T + S_in^T M^T, or s^T + S_in^T M if `m_transposed`, without the blocks of M that are `missing` (bit i
+/// for the i-th). Of narrow operands, the product of the two rests is left out: it is below f32 rounding.
 #[allow(clippy::too_many_arguments)]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn compose<E: OperandElement>(
@@ -235,7 +283,7 @@ fn compose<E: OperandElement>(
     p: &FixParams,
     t: &Tiles<E>,
     s: Matrix,
-    with_m: bool,
+    missing: u32,
     channel: usize,
     width: usize,
     m_block: impl Fn(&Warpgroup<'_>, u32) -> Matrix,
@@ -243,13 +291,14 @@ fn compose<E: OperandElement>(
     let layout = &p.channel.layout;
     let mut acc = Acc::zeros(t.state.rows(), width);
     acc.add_global(wg, s.columns(channel, width));
-    if with_m {
-        for block in layout.s_blocks()..layout.blocks() {
+    for i in 0..layout.m_blocks() {
+        // Rows of what lies there are columns of M.
+        let slab = if p.m_transposed != 0 { (channel / BLOCK_COLUMNS) as u32 } else { i };
+        if missing >> slab & 1 == 0 {
+            let block = layout.s_blocks() + i;
             let (first, count) = layout.columns(block);
             let (first, count) = (first as usize, count as usize);
-            // Rows of what lies there are columns of M.
             let source = if p.m_transposed != 0 {
-                let slab = (channel / BLOCK_COLUMNS) as u32;
                 m_block(wg, layout.s_blocks() + slab).columns(first, count)
             } else {
                 m_block(wg, block).columns(channel, width)
@@ -281,7 +330,7 @@ fn correct<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place,
     let (c, k, v) = (t.q_tilde.rows(), p.tables.sizes.k as usize, p.tables.sizes.v as usize);
     let hv = p.tables.sizes.hv as usize;
     let mut index = wg.index() as u32;
-    while index < at.item.chunks {
+    while index < at.corrected {
         let chunk_index = at.segment.first_chunk + at.item.first_chunk + index;
         let chunk: Chunk = wg.read(p.tables.chunks, chunk_index as usize);
         let token_head = chunk.token as usize * hv + at.item.head as usize;
@@ -291,11 +340,13 @@ fn correct<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place,
         let mut channel = 0;
         while channel < k {
             let width = (k - channel).min(BLOCK_COLUMNS);
-            let q_tilde = t.q_tilde.columns(0, width);
-            wg.sync();
-            wg.load(q_tilde, p.q_tilde.matrix(token_head * k + channel, len, width, hv * k, 1));
-            wg.sync();
-            o.mma(wg, t.operand.columns(channel, width), q_tilde.t());
+            if index < at.with_block(wg, p, (channel / BLOCK_COLUMNS) as u32) {
+                let q_tilde = t.q_tilde.columns(0, width);
+                wg.sync();
+                wg.load(q_tilde, p.q_tilde.matrix(token_head * k + channel, len, width, hv * k, 1));
+                wg.sync();
+                o.mma(wg, t.operand.columns(channel, width), q_tilde.t());
+            }
             channel += width;
         }
         o.store_global(wg, p.o.matrix(token_head * v + at.first, at.count, len, 1, hv * v));
@@ -308,6 +359,7 @@ fn correct<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place,
 fn final_state<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>) {
     let layout = &p.channel.layout;
     let own = |block| own_columns(layout, &p.own, at.row, block);
+    let missing = at.missing(wg, p);
     let target = state_columns(
         &p.tables.sizes,
         p.v_first != 0,
@@ -318,7 +370,7 @@ fn final_state<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Pl
         at.count,
     );
     each_slab(wg, p, |wg, channel, width| {
-        let mut acc = compose(wg, p, t, own(at.item.block), true, channel, width, |_, block| own(block));
+        let mut acc = compose(wg, p, t, own(at.item.block), missing, channel, width, |_, block| own(block));
         acc.store_global(wg, target.columns(channel, width));
     });
 }

@@ -17,6 +17,11 @@ mod target {
     pub fn rsqrt(x: f32) -> f32 {
         1.0 / x.sqrt()
     }
+    /// sqrt(x).
+    #[inline(always)]
+    pub fn sqrt(x: f32) -> f32 {
+        x.sqrt()
+    }
 }
 
 #[cfg(any(target_arch = "nvptx64", emulated))]
@@ -28,9 +33,15 @@ mod target {
     pub fn rsqrt(x: f32) -> f32 {
         cuda_std::ptx::rsqrt_approx_f32(x)
     }
+
+    /// sqrt(x), to about 3 units in the last place; 0 for 0.
+    #[inline(always)]
+    pub fn sqrt(x: f32) -> f32 {
+        if x == 0.0 { 0.0 } else { x * rsqrt(x) }
+    }
 }
 
-pub use target::{exp, ln_1p, rsqrt};
+pub use target::{exp, ln_1p, rsqrt, sqrt};
 
 /// Products of decays below this are set to zero: together with operands of ordinary size they are far
 /// below f32 rounding, and denormal numbers are slow on CPUs (GPUs flush them anyway).

@@ -9,10 +9,12 @@
 //! qg    = scale * q exp G,  kg = k exp(G_last - G),  decay = exp(G_last)
 //! ```
 //! Cumulative sums never appear: every factor is a product of decays, all at most 1, and can only underflow.
+//! Where somebody asks, it also bounds what the chunk does to the norm of a state, see [`crate::cut`].
 //!
 //! Two warpgroups: the first computes what has k on the left, the second what has q. Channels go through in
 //! slabs of 64, so that the shared tiles do not grow with K.
 
+use crate::cut;
 use crate::element::DtypeCode;
 use crate::gate::{Gate, ScoreTiles};
 use crate::math::sigmoid;
@@ -40,7 +42,8 @@ pub const fn shared_bytes(k: usize, chunk: usize, element: usize, per_channel: b
         + 2 * tile_bytes(chunk, slab, 4)
         + tile_bytes(chunk, if per_channel { slab } else { 1 }, 4)
         + tile_bytes(1, slab, 4)
-        + 4 * tile_bytes(chunk, 1, 4)
+        + 6 * tile_bytes(chunk, 1, 4)
+        + tile_bytes(1, 2, 4)
         + (1 + WARPGROUPS) * tile_bytes(chunk, slab, element)
         + WARPGROUPS * tile_bytes(chunk, chunk, 4)
         + tile_bytes(chunk, chunk, element)
@@ -61,6 +64,9 @@ pub fn prep<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams) 
         norms: [wg.shared(c, 1), wg.shared(c, 1)],
         beta: wg.shared(c, 1),
         beta_floored: wg.shared(c, 1),
+        growth: wg.shared(c, 1),
+        factor: wg.shared(c, 1),
+        factors: wg.shared(1, 2),
         right: wg.shared(c, slab),
         left: wg.private(c, slab),
         scores: wg.private(c, c),
@@ -131,6 +137,11 @@ struct Tiles<E> {
     norms: [Shared<f32>; 2],
     beta: Shared<f32>,
     beta_floored: Shared<f32>,
+    /// Of each token: what a state may grow by, and its largest decay, then what it multiplies the norm of a state by.
+    growth: Shared<f32>,
+    factor: Shared<f32>,
+    /// The products of both over the chunk.
+    factors: Shared<f32>,
     right: Shared<E>,
     left: Shared<E>,
     scores: Shared<f32>,
@@ -178,6 +189,18 @@ fn rows_and_steps<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at:
         load_beta(wg, p, at, t.beta);
         wg.sync();
         wg.convert(t.beta_floored, t.beta, floored_beta::<E>);
+        if p.records.factors.is_present() {
+            if p.l2norm != 0 {
+                wg.fill(t.growth, |_, _| 1.0);
+            } else {
+                wg.inverse_norms(t.growth, at.rows(p, &p.k, 0, k), 0.0);
+                wg.sync();
+                wg.map(t.growth, |_, _, x| cut::square_from_inverse(x));
+            }
+            wg.fill(t.factor, |_, _| 0.0);
+            wg.sync();
+            wg.combine(t.growth, t.beta, |square, beta| cut::growth(beta * square));
+        }
     }
 }
 
@@ -231,6 +254,9 @@ fn scores_of_slab<G: Gate, E: OperandElement>(
         },
     );
     if has_k(wg) {
+        if p.records.factors.is_present() && (G::PER_CHANNEL || channel == 0) {
+            wg.raise_to_row_maxima(t.factor, t.decay);
+        }
         wg.scale_suffix(t.left, t.k, t.decay, c);
         wg.total_decay(t.total, t.decay);
         wg.sync();
@@ -257,6 +283,16 @@ fn solve<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at:
         a.store(wg, t.a);
         wg.sync();
         wg.store(p.records.a(at.chunk, at.head), t.a);
+        if p.records.factors.is_present() {
+            wg.combine(t.factor, t.growth, cut::token_factor);
+            wg.sync();
+            wg.total_decay(t.factors.columns(0, 1), t.factor);
+            wg.total_decay(t.factors.columns(1, 1), t.growth);
+            wg.sync();
+            wg.map(t.factors, |_, _, x| if x < cut::LEAST { cut::LEAST } else { x });
+            wg.sync();
+            wg.store(p.records.factors(at.chunk, 1, at.head), t.factors);
+        }
     } else {
         wg.store(p.records.aqk(at.chunk, at.head), t.scores);
     }

@@ -10,14 +10,20 @@
 //! o = q-tilde and S = M at the end. So a work item is a few column blocks of [S | M] of one head, and each
 //! warpgroup of a block walks one of them over operands that the block shares.
 //!
+//! M stops where it is known to be too small to matter, and outputs that it would correct are complete from there on: see
+//! [`crate::cut`].
+//!
 //! Producers wait for nothing but a free slot, except in exact mode, where the state before the segment
 //! arrives first and there is no M.
 
 use crate::comm::{Port, STEP_SCAN, Targets};
+use crate::cut::{self, Known};
 use crate::element::DtypeCode;
-use crate::params::{Chunk, Matrix, NONE, ScanItem, ScanParams, Segment, Sizes, StampKind, StepMode, Tensor};
+use crate::params::{Chunk, Cut, Matrix, NONE, ScanItem, ScanParams, Segment, Sizes, StampKind, StepMode, Tensor};
 use crate::protocol::ChannelLayout;
-use crate::tile::{Acc, BLOCK_COLUMNS, OperandElement, RESERVED_BYTES, Shared, Warpgroup, share_of, tile_bytes};
+use crate::tile::{
+    Acc, BLOCK_COLUMNS, OperandElement, RESERVED_BYTES, Shared, Warpgroup, Within, share_of, tile_bytes,
+};
 
 /// Most warpgroups in a block of the scan; fewer where shared memory does not suffice.
 pub const WARPGROUPS: usize = 2;
@@ -101,15 +107,59 @@ pub fn scan_push<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
         if let Some(columns) = columns {
             wg.to_operand(columns.rows(tiles.state_operand), columns.rows(tiles.state));
         }
-        for index in 0..segment.chunks {
-            step(wg, p, &item, &segment, columns, &tiles, index);
+        let known = known(wg, p, &item, &segment);
+        let only_m = !p.channel.layout.is_state(item.first_block);
+        // This warpgroup's columns, and what becomes of them.
+        let (mut walking, mut cut) = (columns, Cut::default());
+        let mut index = 0;
+        while index < segment.chunks {
+            if let Some(columns) = walking
+                && index == known.rows
+            {
+                cut = columns.cut(segment.chunks - index, known.bound);
+                walking = walking.filter(|columns| columns.is_state);
+            }
+            // A block whose warpgroups all have columns of M ends when none of them is needed any more.
+            if only_m && known.is_asked() && wg.sync_and(walking.is_none()) {
+                break;
+            }
+            step(wg, p, &item, &segment, walking, &tiles, index, index < known.rows);
+            index += 1;
+            if let Some(columns) = walking
+                && !columns.is_state
+                && known.is_asked()
+            {
+                let squares = wg.sum_of_squares(columns.rows(tiles.state));
+                let bound = cut::columns_bound(squares, p.channel.layout.m_blocks(), known.growth);
+                if bound <= p.tolerance {
+                    cut = columns.cut(segment.chunks - index, bound);
+                    walking = None;
+                }
+            }
+        }
+        if let Some(columns) = walking
+            && known.rows == segment.chunks
+        {
+            cut = columns.cut(0, known.bound);
         }
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::Scan, [start, end], [item.head, item.first_block], 0);
         if let Some(columns) = columns {
             wg.sync();
-            healthy = hand_over(wg, p, &port, &item, &segment, columns, tiles.state);
+            healthy = hand_over(wg, p, &port, &item, &segment, columns, tiles.state, cut);
         }
+    }
+}
+
+/// What is known of the transition of the item's segment; nothing, where nobody asks.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn known(wg: &mut Warpgroup<'_>, p: &ScanParams, item: &ScanItem, segment: &Segment) -> Known {
+    if p.tolerance > 0.0 && segment.chunks > 0 && p.records.factors.is_present() && p.corrects(segment) {
+        let factors = p.records.factors(segment.first_chunk as usize, segment.chunks as usize, item.head as usize);
+        let Within { rows, bound, growth } = wg.first_within(factors, p.tolerance, cut::LEAST);
+        Known { rows, growth, bound }
+    } else {
+        Known::NOTHING
     }
 }
 
@@ -125,6 +175,12 @@ impl Columns {
         let layout = &p.channel.layout;
         let (first, count) = layout.columns(block);
         Self { block, is_state: layout.is_state(block), first: first as usize, count: count as usize }
+    }
+
+    /// What becomes of them if the last `dropped` chunks are cut off.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn cut(&self, dropped: u32, bound: f32) -> Cut {
+        Cut { dropped, empty: u32::from(!self.is_state), bound, pad: 0 }
     }
 
     /// These rows of `tile`, which is `[64, ..]`.
@@ -190,7 +246,8 @@ pub(crate) fn state_columns(
 }
 
 /// One chunk. The block's barriers are around the loads of the shared operands; all warpgroups take part in
-/// them, also those without columns in this item.
+/// them, also those without columns in this item. `matters`: whether M may matter here, so that outputs are corrected.
+#[allow(clippy::too_many_arguments)]
 fn step<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &ScanParams,
@@ -199,6 +256,7 @@ fn step<E: OperandElement>(
     columns: Option<Columns>,
     t: &Tiles<E>,
     index: u32,
+    matters: bool,
 ) {
     let (chunk_index, head) = ((segment.first_chunk + index) as usize, item.head as usize);
     let chunk: Chunk = wg.read(p.tables.chunks, chunk_index);
@@ -229,7 +287,7 @@ fn step<E: OperandElement>(
         o.mma(wg, columns.rows(t.r), t.square.t());
         let (target, width) = if !columns.is_state {
             (&p.q_tilde, k)
-        } else if p.corrects(segment) {
+        } else if matters && p.corrects(segment) {
             (&p.o_local, v)
         } else {
             (&p.o, v)
@@ -275,8 +333,9 @@ fn load_operands<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>, operan
     wg.sync_block();
 }
 
-/// After the last chunk: the final state, or this PE's summary to those who need it. False if a slot did not
-/// become free in time.
+/// After the last chunk: the final state, or this PE's summary to those who need it; of M that it is empty, where `cut` says
+/// so. False if a slot did not become free in time.
+#[allow(clippy::too_many_arguments)]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn hand_over(
     wg: &mut Warpgroup<'_>,
@@ -286,27 +345,35 @@ pub(crate) fn hand_over(
     segment: &Segment,
     columns: Columns,
     state: Shared<f32>,
+    cut: Cut,
 ) -> bool {
     let state = columns.rows(state);
     let mode = p.channel.mode;
-    if segment.final_row != NONE && p.finals.is_present() {
+    let row = segment.receive_lane.wrapping_mul(p.tables.sizes.hv).wrapping_add(item.head);
+    let empty = !columns.is_state && cut.empty != 0;
+    if cut != Cut::default() {
+        let index = row as usize * p.channel.layout.blocks() as usize + columns.block as usize;
+        cut::note(wg, p.cuts, index, cut);
+    }
+    if !empty && segment.final_row != NONE && p.finals.is_present() {
         if p.corrects(segment) {
             // The final state is S + M S_in: the correction needs this PE's own summary.
-            let row = segment.receive_lane * p.tables.sizes.hv + item.head;
             wg.store(own_columns(&p.channel.layout, &p.own, row, columns.block), state);
         } else {
             wg.store(caller_state(p, &p.finals, segment.final_row, item.head, columns), state);
         }
     }
     let (hv, head) = (p.tables.sizes.hv, item.head);
-    if !columns.is_state && p.transitions.is_present() {
-        let (k, row) = (state.cols(), (segment.receive_lane * hv + head) as usize);
+    if !columns.is_state && !empty && p.transitions.is_present() {
+        let (k, row) = (state.cols(), row as usize);
         wg.store(p.transitions.matrix((row * k + columns.first) * k, columns.count, k, k, 1), state);
     }
     let all = Targets { table: p.tables.targets, first: segment.first_target, count: segment.targets, hv, head };
     let send_row = segment.send_lane.wrapping_mul(hv).wrapping_add(head);
     if segment.targets == 0 {
         true
+    } else if empty {
+        port.push_empty(wg, all, columns.block)
     } else if mode == StepMode::Bulk as u32 {
         port.stage(wg, all, send_row, columns.block, state)
     } else if mode == StepMode::Exact as u32 {

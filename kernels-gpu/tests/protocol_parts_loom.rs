@@ -19,7 +19,7 @@ const EXPLORED_POLLS: u32 = 3;
 
 /// The words of both PEs, and the slots at PE 1.
 struct Memory {
-    signal: AtomicU64,
+    signals: [AtomicU64; SLOTS as usize],
     ack: AtomicU64,
     reads: AtomicU64,
     sent: [UnsafeCell<u64>; SLOTS as usize],
@@ -42,7 +42,8 @@ struct Pe {
 impl Pe {
     fn word(&self, word: usize) -> &AtomicU64 {
         match word {
-            word if word == self.layout.signal(0, 0, 0) => &self.memory.signal,
+            word if word == self.layout.signal(0, 0, 0, 0) => &self.memory.signals[0],
+            word if word == self.layout.signal(0, 0, 0, 1) => &self.memory.signals[1],
             word if word == self.layout.ack(1, 0) => &self.memory.ack,
             _ => &self.memory.reads,
         }
@@ -119,7 +120,7 @@ fn model(epochs: &'static [u64], count: Ordering, parts: u64) {
     builder.check(move || {
         let cell = || UnsafeCell::new(0);
         let memory = Arc::new(Memory {
-            signal: AtomicU64::new(0),
+            signals: [AtomicU64::new(0), AtomicU64::new(0)],
             ack: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             sent: [cell(), cell()],

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kernels_gpu::protocol::{
-    Awaited, ChannelLayout, Expired, Medium, Message, Slot, Wait, before_write, finish_reading, publish, push, receive,
+    Arrival, Awaited, ChannelLayout, Expired, Medium, Message, Slot, Wait, before_write, finish_reading, is_empty,
+    publish, publish_empty, push, receive, receive_unless,
 };
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::atomic::{AtomicU64, Ordering};
@@ -88,13 +89,25 @@ impl Pe {
         std::array::from_fn(|i| self.own().slots[&slot.offset][i].load(Ordering::Relaxed) - i as u64)
     }
 
-    /// One of the readers of `row`: reads its block of S and all blocks of M of every source.
-    fn read_row(&self, row: u32, s_block: u32, epoch: u64, sources: &[u32]) {
-        for &source in sources {
-            for block in (0..self.layout.blocks()).filter(|&b| b == s_block || !self.layout.is_state(b)) {
-                let message = Message { source, dest: self.pe, row, block, epoch };
-                let slot = receive(self, &self.layout, message).unwrap();
-                assert_eq!(self.read(slot), [content(&message); PAYLOAD_WORDS], "content of {message:?}");
+    /// One of the readers of `row`: reads its block of S and all blocks of M of every source, in their order, and stops waiting
+    /// for one as soon as a later one's M is empty; `empty` says which blocks are.
+    fn read_row(&self, row: u32, s_block: u32, epoch: u64, sources: &[u32], empty: impl Fn(&Message) -> bool) {
+        let layout = &self.layout;
+        for (i, &source) in sources.iter().enumerate() {
+            let message = |source, block| Message { source, dest: self.pe, row, block, epoch };
+            let m_blocks = layout.s_blocks()..layout.blocks();
+            let ends_here = |later: &u32| m_blocks.clone().all(|block| is_empty(self, layout, message(*later, block)));
+            for block in (0..layout.blocks()).filter(|&b| b == s_block || !layout.is_state(b)) {
+                let message = message(source, block);
+                let not_needed = || !m_blocks.is_empty() && sources[i + 1..].iter().any(ends_here);
+                match receive_unless(self, layout, message, not_needed).unwrap() {
+                    Arrival::Slot(slot) => {
+                        assert!(!empty(&message), "{message:?} should be empty");
+                        assert_eq!(self.read(slot), [content(&message); PAYLOAD_WORDS], "content of {message:?}");
+                    }
+                    Arrival::Empty => assert!(empty(&message), "content of {message:?}, which is said to be empty"),
+                    Arrival::NotNeeded => break,
+                }
             }
         }
         finish_reading(self, &self.layout, row, epoch, u64::from(self.layout.s_blocks()), sources.iter().copied());
@@ -150,6 +163,12 @@ fn push_to_successors(waits_for_acks: bool) {
             }
         }
     }
+    // Whether the M that a PE sends of a row in an epoch is empty.
+    let dead: Vec<bool> = (0..(EPOCHS as u32 + 1) * PES * ROWS).map(|_| rng.gen_bool(0.4)).collect();
+    let empty = move |message: &Message| {
+        let at = (message.epoch as u32 * PES + message.source) * ROWS + message.row;
+        !layout.is_state(message.block) && dead[at as usize]
+    };
     on_every_pe(layout, waits_for_acks, move |pe| {
         for epoch in 1..=EPOCHS {
             for row in 0..ROWS {
@@ -157,6 +176,10 @@ fn push_to_successors(waits_for_acks: bool) {
                     for dest in (0..PES).filter(|&dest| traffic[&(epoch, pe.pe, dest, row)]) {
                         let message = Message { source: pe.pe, dest, row, block, epoch };
                         let writable = before_write(&pe, &layout, message).unwrap();
+                        if empty(&message) {
+                            publish_empty(&pe, &layout, writable);
+                            continue;
+                        }
                         pe.write(dest, writable.slot(&layout), content(&message));
                         publish(&pe, &layout, writable);
                     }
@@ -166,8 +189,9 @@ fn push_to_successors(waits_for_acks: bool) {
                 .flat_map(|row| (0..layout.s_blocks()).map(move |s_block| (row, s_block)))
                 .filter_map(|(row, s_block)| {
                     let sources: Vec<_> = (0..PES).filter(|&s| traffic[&(epoch, s, pe.pe, row)]).collect();
-                    let pe = pe.clone();
-                    (!sources.is_empty()).then(|| thread::spawn(move || pe.read_row(row, s_block, epoch, &sources)))
+                    let (pe, empty) = (pe.clone(), empty.clone());
+                    (!sources.is_empty())
+                        .then(|| thread::spawn(move || pe.read_row(row, s_block, epoch, &sources, empty)))
                 })
                 .collect();
             readers.into_iter().for_each(|reader| reader.join().unwrap());
@@ -190,7 +214,7 @@ fn chain() {
                 if first < pe.pe {
                     let source = pe.pe - 1;
                     let message = Message { source, dest: pe.pe, row, block: 0, epoch };
-                    let slot = receive(&pe, &layout, message).unwrap();
+                    let slot = receive(&pe, &layout, message).unwrap().expect("a sum");
                     let before = (first..pe.pe).map(own).sum();
                     assert_eq!(pe.read(slot), [before; PAYLOAD_WORDS], "sum up to {source} in epoch {epoch}");
                     sum += before;
@@ -242,7 +266,7 @@ fn train() {
                     for row in 0..ROWS {
                         let sources: Vec<_> = (0..PES).filter(|&source| sends(source, me, row)).collect();
                         if !sources.is_empty() {
-                            pe.read_row(row, 0, *epoch, &sources);
+                            pe.read_row(row, 0, *epoch, &sources, |_| false);
                         }
                     }
                 }

@@ -11,7 +11,9 @@ use std::time::Duration;
 use clap::Parser;
 
 use super::gpus::GpuChoice;
-use super::options::{DEVICES, DTYPES, M_WIRES, MODES, OPS, RECOMPUTES, TRANSPORTS, chunk, one_of};
+use super::options::{
+    CUT_TOLERANCE, DEVICES, DTYPES, M_WIRES, MODES, OPS, RECOMPUTES, TRANSPORTS, chunk, cut_tolerance, one_of,
+};
 use super::output::{JsonTarget, emit};
 use super::pes;
 use super::progress::Progress;
@@ -116,6 +118,9 @@ pub struct Args {
     /// Element type of the transition M on the wire; auto: f32 for f32 tensors, otherwise bf16.
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = one_of::<MWire>(M_WIRES))]
     pub m_wire: MWire,
+    /// Leave out what a transition M would still do once its norm is below this; 0 leaves out nothing.
+    #[arg(long, value_name = "TOLERANCE", default_value = CUT_TOLERANCE, value_parser = cut_tolerance)]
+    pub cut_tolerance: f32,
     /// How summaries are written into other PEs' memory; auto: by stores where that works, put: by puts with signals.
     #[arg(long, value_name = "TRANSPORT", default_value = "auto", value_parser = one_of::<Transport>(TRANSPORTS))]
     pub transport: Transport,
@@ -177,6 +182,7 @@ impl Args {
             mode: self.mode,
             chunk: self.chunk,
             m_wire: self.m_wire,
+            cut_tolerance: self.cut_tolerance,
             transport: self.transport,
             final_state: true,
             recompute: self.recompute,

@@ -90,6 +90,8 @@ pub enum Scratch {
     Operands,
     /// Decay of every chunk and head.
     Decay,
+    /// What every chunk and head does to the norm of a state.
+    Factors,
     /// Outputs before correction.
     OLocal,
     /// q-tilde.

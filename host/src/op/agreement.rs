@@ -121,6 +121,7 @@ impl Agreement {
                 field("the mode", config.mode.to_string()),
                 field("the chunk length", config.chunk.to_string()),
                 field("the type of M on the wire", config.m_wire.resolve(inputs.dtype()).to_string()),
+                field("the tolerance of the cut", config.cut_tolerance.to_string()),
                 field("the layout of states", states.to_owned()),
                 field("the cuts", format!("{:?}", plan.cuts)),
                 field("the sequences", format!("{:?}", plan.layout)),

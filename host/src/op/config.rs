@@ -95,6 +95,12 @@ pub enum Values {
     Trust,
 }
 
+/// [`Config::cut_tolerance`] unless something else is asked for: half the distance of two f32 around 1.
+pub const CUT_TOLERANCE: f32 = f32::EPSILON / 2.0;
+
+/// The least [`Config::cut_tolerance`] but 0: below, squares of what is measured would vanish in f32.
+pub const LEAST_CUT_TOLERANCE: f32 = 1e-15;
+
 /// What computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -137,6 +143,11 @@ pub struct Config {
     pub chunk: usize,
     /// Element type of M on the wire.
     pub m_wire: MWire,
+    /// How small the norm of a transition M must have become for the rest of it to be left out: the walk of M's columns, the
+    /// correction of outputs by it, and M itself on the wire. An output then changes by at most this times `scale |q|` times
+    /// the norm of the state that arrives, a state by this times that norm. 0 leaves out nothing, as exact mode does; else
+    /// from [`LEAST_CUT_TOLERANCE`] to below 1.
+    pub cut_tolerance: f32,
     /// How summaries are written into other PEs' memory; need not be the same on all PEs.
     pub transport: Transport,
     /// Whether to return the state after each sequence.
@@ -163,6 +174,7 @@ impl Default for Config {
             mode: Mode::Overlap,
             chunk: 64,
             m_wire: MWire::Auto,
+            cut_tolerance: CUT_TOLERANCE,
             transport: Transport::Auto,
             final_state: true,
             recompute: Recompute::All,

@@ -9,6 +9,7 @@ use kernels_gpu::scan::own_len;
 use kernels_gpu::tile::host::Checker;
 
 use super::channel::Channel;
+use super::cuts::{CUT_WORDS, CutTable, Cuts, Rows};
 use super::images::{Form, Images, Work};
 use super::launched::Launched;
 use super::saved::{Kept, SavedMemory};
@@ -51,8 +52,8 @@ impl Step<'_> {
         exec: &mut X,
         images: &mut Images<X, ForwardTables>,
         channel: Option<&mut Channel>,
-        out: &mut ForwardOut<'_>,
-        save: bool,
+        noted: &mut CutTable<X>,
+        (out, save): (&mut ForwardOut<'_>, bool),
     ) -> Result<(Launched, Option<SavedMemory<X>>), OpError> {
         let (config, rank) = (self.config, self.rank());
         let Dims { hv, k, .. } = *self.dims;
@@ -80,6 +81,8 @@ impl Step<'_> {
                 corrects: !tables.fix.is_empty(),
             }
         })?;
+        let entries = Cuts::len(self.corrected_rows(), &self.layout);
+        let cuts = noted.place(exec, entries)?;
         let mut saved = if save { Some(self.save(exec, tables.chunks)?) } else { None };
         let memory = self.memory(exec, tables.chunks, out, saved.as_mut())?;
         let device_tables = tables.parts.at(placed, sizes);
@@ -102,12 +105,15 @@ impl Step<'_> {
             own,
             state_in: if config.mode == Mode::Exact { state_in } else { Param::absent() },
             transitions,
+            cuts,
             items: scan_items,
             ticket: scan_ticket,
             channel: device_channel,
             trace,
             v_first,
             m_dtype,
+            tolerance: config.cut_tolerance,
+            pad: 0,
         };
         let fix_params = FixParams {
             tables: device_tables,
@@ -117,6 +123,7 @@ impl Step<'_> {
             state_in,
             o: o_param,
             finals: finals_param,
+            cuts,
             items: fix_items,
             ticket: fix_ticket,
             channel: device_channel,
@@ -158,12 +165,17 @@ impl Step<'_> {
             self.pe.barrier("scans of the step")?;
         }
 
+        if let Some(saved) = &mut saved {
+            saved.keep_cuts(exec, cuts)?;
+        }
+        let rows = Rows::of(rank, self.layout, hv, config);
         let mut exchange = Duration::ZERO;
         if let (Mode::Bulk, Some(channel)) = (config.mode, channel) {
             exec.wait(&peer_failed)?;
             self.check_trap(exec)?;
             let start = Instant::now();
-            self.exchange(exec, channel)?;
+            let empty = noted.read(exec, &rows)?.empty_to_send(rank);
+            self.exchange(exec, channel, &empty)?;
             exchange = start.elapsed();
         }
         if tables.corrects {
@@ -174,8 +186,12 @@ impl Step<'_> {
             let blocks = Blocks { grid: Grid::Resident, body, warpgroups: fixup::WARPGROUPS, shared_bytes };
             common.launch(exec, blocks, &fix_params)?;
         }
+        if checked && entries > 0 {
+            self.check_trap(exec)?;
+            noted.read(exec, &rows)?.excuse(&checker, rank, config.chunk, &memory.o_local, &memory.q_tilde);
+        }
         common.finish(exec, self)?;
-        Ok((Launched { exchange, ..self.launched(exec, "forward", common) }, saved))
+        Ok((Launched { exchange, cuts: Some(rows), ..self.launched(exec, "forward", common) }, saved))
     }
 
     /// Memory for what the backward step needs of a rank with `chunks` chunks.
@@ -195,8 +211,15 @@ impl Step<'_> {
         Ok(SavedMemory {
             state_in: Kept::new(exec, receiving * v * k, Dtype::F32)?,
             transitions: Kept::new(exec, transitions, self.m_dtype())?,
+            cuts: Kept::new(exec, Cuts::len(self.corrected_rows(), &self.layout) * CUT_WORDS, Dtype::F32)?,
             records,
         })
+    }
+
+    /// Rows (lanes and value heads) whose outputs are corrected; none in exact mode.
+    fn corrected_rows(&self) -> usize {
+        let corrects = self.config.mode != Mode::Exact;
+        if corrects { self.rank().receiving().count() * self.dims.hv } else { 0 }
     }
 
     /// Results and scratch memory.
@@ -212,23 +235,27 @@ impl Step<'_> {
         // In exact mode nothing is corrected.
         let corrects = self.config.mode != Mode::Exact;
         let corrected = rank.receiving().filter(|_| corrects).map(|(s, _)| s.start + s.len).max().unwrap_or(0);
-        let receiving = rank.receiving().filter(|_| corrects).count() * hv;
+        let receiving = self.corrected_rows();
         let (operands, decay) = self.record_lens(chunks);
+        let cuts = self.config.cut_tolerance > 0.0 && receiving > 0;
+        let factors = if cuts { 2 * chunks * hv } else { 0 };
         let (mut state_in, mut transitions, mut records) = (None, Param::absent(), None);
         if let Some(saved) = saved {
             state_in = Some(saved.state_in.param());
             transitions = saved.transitions.param();
             records = saved.records(sizes);
         }
-        Ok(Memory {
-            records: match records {
-                Some(records) => records,
-                None => Records {
-                    operands: exec.scratch(Scratch::Operands, operands, dtype)?,
-                    decay: exec.scratch(Scratch::Decay, decay, Dtype::F32)?,
-                    sizes,
-                },
+        let records = match records {
+            Some(records) => records,
+            None => Records {
+                operands: exec.scratch(Scratch::Operands, operands, dtype)?,
+                decay: exec.scratch(Scratch::Decay, decay, Dtype::F32)?,
+                factors: Param::absent(),
+                sizes,
             },
+        };
+        Ok(Memory {
+            records: Records { factors: exec.scratch(Scratch::Factors, factors, Dtype::F32)?, ..records },
             o: exec.output(Slot::Output, &mut out.o)?,
             finals: match &mut out.final_state {
                 Some(finals) => exec.output(Slot::FinalState, finals)?,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kernels_gpu::protocol::TrapRecord;
 
+use super::cuts::Rows;
 use super::error::ExpiredWait;
 use super::vitals::Vitals;
 use super::{KernelTime, OpError, Report, report};
@@ -24,6 +25,8 @@ pub(super) struct Launched {
     pub hv: usize,
     /// Whether PEs waited for each other on the host.
     pub on_host: bool,
+    /// Forward: what its notes of cuts are of.
+    pub cuts: Option<Rows>,
 }
 
 /// The error of a wait that expired in a kernel of an operation with `hv` value heads; another PE's failure, if that was the
@@ -63,6 +66,9 @@ impl Launched {
         report.kernels = kernels.collect();
         report.device_time = times.span;
         report.count(&stats, exec.concurrency());
+        if let Some(rows) = &self.cuts {
+            vitals.cuts.read(exec, rows)?.count(&mut report.cut, rows);
+        }
         let total: Duration = report.kernels.iter().map(|k| k.time).sum();
         report.compute = (total + self.exchange).saturating_sub(report.exposed_wait + report.slot_wait);
         report.scratch_bytes = exec.scratch_bytes() + tables;

@@ -24,6 +24,7 @@ mod backward;
 mod channel;
 mod config;
 pub mod convolution;
+mod cuts;
 mod error;
 mod forward;
 #[cfg(feature = "cuda")]
@@ -48,14 +49,14 @@ use std::time::Instant;
 use kernels_gpu::params::StepStats;
 use kernels_gpu::protocol::ChannelLayout;
 
-pub use config::{Config, Device, MWire, Mode, Recompute, Transport, Values};
+pub use config::{CUT_TOLERANCE, Config, Device, LEAST_CUT_TOLERANCE, MWire, Mode, Recompute, Transport, Values};
 pub use convolution::ShortConvolution;
 pub use error::{ExpiredWait, OpError};
 #[cfg(feature = "cuda")]
 pub use graph::CapturedSteps;
 pub use out::{BackwardOut, Done, ForwardOut};
 pub use pending::Pending;
-pub use report::{KernelTime, Report};
+pub use report::{CutReport, KernelTime, Report};
 pub use saved::{Saved, SavedHandle};
 pub(crate) use training::check_upstream;
 
@@ -149,6 +150,10 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         static OPERATIONS: AtomicU64 = AtomicU64::new(0);
         if !matches!(config.chunk, 16 | 32 | 64) {
             return Err(crate::error::InputError::Chunk { found: config.chunk }.into());
+        }
+        let cut = config.cut_tolerance;
+        if cut != 0.0 && !(LEAST_CUT_TOLERANCE..1.0).contains(&cut) {
+            return Err(crate::error::InputError::CutTolerance { found: cut, least: LEAST_CUT_TOLERANCE }.into());
         }
         let number = OPERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
         let vitals = Vitals::new(&mut exec, config.trace)?;
@@ -369,7 +374,8 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         let (config, vitals) = (&self.config, self.vitals.signs());
         let step = step::Step { pe: self.pe, plan, inputs, dims, config, layout, vitals, aligned: self.aligned };
         let channel = self.channels.get_mut(&(Direction::Forward, layout)).filter(|_| plan.lanes > 0);
-        let launched = step.forward(&mut self.exec, &mut self.forward_tables, channel, out, save)?;
+        let cuts = &mut self.vitals.cuts;
+        let launched = step.forward(&mut self.exec, &mut self.forward_tables, channel, cuts, (out, save))?;
         self.steps += 1;
         Ok(launched)
     }
@@ -409,6 +415,7 @@ impl Report {
     fn count(&mut self, stats: &StepStats, concurrency: usize) {
         self.bytes_sent += stats.bytes_sent;
         self.messages += stats.messages;
+        self.cut.empty_messages += stats.empty_messages;
         self.exposed_wait += std::time::Duration::from_nanos(stats.signal_wait_ns / concurrency as u64);
         self.slot_wait += std::time::Duration::from_nanos(stats.slot_wait_ns / concurrency as u64);
     }

@@ -16,8 +16,33 @@ pub struct KernelTime {
     pub time: Duration,
 }
 
+/// What was left out of transitions because it is too small to matter, see [`Config::cut_tolerance`](super::Config::cut_tolerance).
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct CutReport {
+    /// Chunks, times column blocks of M, that the walks of M would have taken.
+    pub m_chunks: u64,
+    /// Those that they have taken. A backward call walks none.
+    pub m_chunks_walked: u64,
+    /// Messages (column blocks of M) that said that they are empty in place of carrying a payload.
+    pub empty_messages: u64,
+    /// The largest of the bounds on the norm of what was left out; 0 if nothing was.
+    pub largest_bound: f32,
+}
+
+impl CutReport {
+    /// Both: counts added up, and the larger of the bounds.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            m_chunks: self.m_chunks + other.m_chunks,
+            m_chunks_walked: self.m_chunks_walked + other.m_chunks_walked,
+            empty_messages: self.empty_messages + other.empty_messages,
+            largest_bound: self.largest_bound.max(other.largest_bound),
+        }
+    }
+}
+
 /// Counts and times of one call on one PE.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Report {
     /// Tokens of this PE.
     pub tokens: usize,
@@ -25,6 +50,8 @@ pub struct Report {
     pub bytes_sent: u64,
     /// Messages (column blocks) sent.
     pub messages: u64,
+    /// What was left out.
+    pub cut: CutReport,
     /// Kernel by kernel; stays with the PE.
     #[serde(skip)]
     pub kernels: Vec<KernelTime>,

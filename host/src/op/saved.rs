@@ -1,10 +1,12 @@
 //! What a forward call leaves to its backward call.
 
-use kernels_gpu::params::{Records, Sizes, Tensor as Param};
+use kernels_gpu::params::{Array, Cut, Records, Sizes, Tensor as Param};
+use kernels_gpu::protocol::ChannelLayout;
 
 use std::sync::Arc;
 
 use super::agreement::{Agreement, Call};
+use super::cuts::{self, CUT_WORDS};
 use super::{Config, OpError};
 use crate::exec::cpu::{Cpu, code};
 use crate::exec::{ExecError, Executor, KeptMemory};
@@ -32,9 +34,9 @@ impl<X: Executor> std::fmt::Debug for Saved<X> {
 impl<X: Executor> Saved<X> {
     /// Bytes of device memory that it holds.
     pub fn bytes(&self) -> usize {
-        let SavedMemory { state_in, transitions, records } = &self.memory;
+        let SavedMemory { state_in, transitions, cuts, records } = &self.memory;
         let records = records.as_ref().map_or(0, |(operands, decay)| operands.bytes() + decay.bytes());
-        state_in.bytes() + transitions.bytes() + records
+        state_in.bytes() + transitions.bytes() + cuts.bytes() + records
     }
 
     /// Number of the forward call on this PE, counted over all calls from 1.
@@ -95,6 +97,9 @@ pub(super) struct SavedMemory<X: Executor> {
     pub state_in: Kept<X>,
     /// `[lanes * HV, K, K]` in the type of the wire: M^T of receiving segments; empty where no gradient is passed on with it.
     pub transitions: Kept<X>,
+    /// What the forward step noted of the cut of transitions: which blocks of M are empty and not kept. Of
+    /// [`kernels_gpu::params::Cut`].
+    pub cuts: Kept<X>,
     /// Operands and decays of all chunks, unless they are computed again.
     pub records: Option<(Kept<X>, Kept<X>)>,
 }
@@ -103,13 +108,39 @@ impl<X: Executor> SavedMemory<X> {
     /// The records that were kept.
     pub fn records(&mut self, sizes: Sizes) -> Option<Records> {
         let (operands, decay) = self.records.as_mut()?;
-        Some(Records { operands: operands.param(), decay: decay.param(), sizes })
+        Some(Records { operands: operands.param(), decay: decay.param(), factors: Param::absent(), sizes })
+    }
+
+    /// The forward step's notes of the cut, for kernels.
+    pub fn cuts(&mut self) -> Array {
+        let Param { addr, len, .. } = self.cuts.param();
+        Array { addr, len: len / CUT_WORDS as u64 }
+    }
+
+    /// Takes the notes over from the table of the latest step, in the order of launches.
+    pub fn keep_cuts(&mut self, exec: &mut X, table: Array) -> Result<(), ExecError> {
+        if table.len > 0 {
+            let to = self.cuts();
+            // SAFETY: both are tables of this many notes on the device of the executor; the copy comes after the kernel that
+            // writes the one, and before any that reads the other.
+            unsafe { exec.copy(to.addr, table.addr, table.len as usize * size_of::<Cut>())? };
+        }
+        Ok(())
+    }
+
+    /// Which blocks of M are empty, by receiving row of the forward step, after all launches so far: bit i for the i-th.
+    pub fn empty(&mut self, exec: &mut X, layout: &ChannelLayout) -> Result<Vec<u32>, ExecError> {
+        let mut cuts = vec![<Cut as bytemuck::Zeroable>::zeroed(); self.cuts.len / CUT_WORDS];
+        exec.read(&mut self.cuts.memory, 0, bytemuck::cast_slice_mut(&mut cuts))?;
+        Ok(cuts::empty(&cuts, layout))
     }
 
     /// Gives the memory back to the executor.
     pub fn reuse(self, exec: &mut X) {
         let (operands, decay) = self.records.unzip();
-        for kept in [Some(self.state_in), Some(self.transitions), operands, decay].into_iter().flatten() {
+        for kept in
+            [Some(self.state_in), Some(self.transitions), Some(self.cuts), operands, decay].into_iter().flatten()
+        {
             exec.reuse(kept.memory);
         }
     }

@@ -261,9 +261,21 @@ impl Step<'_> {
         })
     }
 
-    /// Bulk mode: all scans have left their summaries; takes those that this PE needs. Collective.
-    pub fn exchange<X: Executor>(&self, exec: &mut X, channel: &Channel) -> Result<(), OpError> {
-        self.pe.barrier("exchange of summaries")?;
+    /// Bulk mode: all scans have left their summaries; takes those that this PE needs. Collective. `empty`: of each row that this
+    /// PE sends, which blocks of M are not there (bit i for the i-th).
+    pub fn exchange<X: Executor>(&self, exec: &mut X, channel: &Channel, empty: &[u32]) -> Result<(), OpError> {
+        let all_empty = if self.config.cut_tolerance > 0.0 {
+            self.pe.all_gather("exchange of summaries", bytemuck::cast_slice(empty))?
+        } else {
+            self.pe.barrier("exchange of summaries")?;
+            Vec::new()
+        };
+        let is_empty = |source: usize, row: usize, block: u32| {
+            let Some(i) = block.checked_sub(self.layout.s_blocks()) else { return false };
+            let rows = all_empty.get(source).map_or(&[][..], Vec::as_slice).chunks_exact(4);
+            let mask = rows.skip(row).map(|mask| u32::from_ne_bytes([mask[0], mask[1], mask[2], mask[3]])).next();
+            mask.is_some_and(|mask| mask >> i & 1 == 1)
+        };
         let (layout, hv, parity) = (&self.layout, self.dims.hv as u32, parity(channel.epoch()));
         let own = self.pe.rank();
         for (segment, receive) in self.rank().receiving() {
@@ -276,6 +288,9 @@ impl Step<'_> {
                 let blocks = if i == 0 { layout.s_blocks() } else { layout.blocks() };
                 for head in 0..hv {
                     for block in 0..blocks {
+                        if is_empty(source, send.lane * hv as usize + head as usize, block) {
+                            continue;
+                        }
                         let from = layout.slot(source as u32, parity, send.lane as u32 * hv + head, block);
                         let to = layout.slot(source as u32, parity, receive.lane as u32 * hv + head, block);
                         let (to, from, bytes) = (mine + to.offset as u64, theirs + from.offset as u64, from.bytes);
@@ -304,6 +319,7 @@ impl Step<'_> {
             tokens: self.dims.b * self.dims.t,
             hv: self.dims.hv,
             on_host: self.waits_on_host(exec),
+            cuts: None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! What an operation's kernels leave for its host: counts, time stamps, the wait that was given up.
+//! What an operation's kernels leave for its host: counts, time stamps, the wait that was given up, cuts of transitions.
 //!
 //! One block of device memory for all steps of the operation, forward and backward. Counts are those of the latest step. A trap
 //! stays: after it no step of the operation goes on, and no later one waits for the first one's missing message as well.
@@ -6,6 +6,7 @@
 use kernels_gpu::params::{Array, Stamp, StepStats, TraceBuffer};
 use kernels_gpu::protocol::TrapRecord;
 
+use super::cuts::CutTable;
 use crate::exec::{ExecError, Executor, KeptMemory};
 
 /// Stamps that a traced step has room for.
@@ -64,6 +65,8 @@ impl VitalSigns {
 pub(super) struct Vitals<X: Executor> {
     memory: X::Memory,
     traced: bool,
+    /// Of the latest forward step.
+    pub cuts: CutTable<X>,
 }
 
 impl<X: Executor> Vitals<X> {
@@ -72,7 +75,7 @@ impl<X: Executor> Vitals<X> {
         let stamps = if traced { STAMPS * size_of::<Stamp>() } else { 0 };
         let mut memory = exec.keep(STAMPS_AT * size_of::<u64>() + stamps)?;
         exec.write(&mut memory, 0, &[0; STAMPS_AT * size_of::<u64>()])?;
-        Ok(Self { memory, traced })
+        Ok(Self { memory, traced, cuts: CutTable::default() })
     }
 
     pub fn signs(&mut self) -> VitalSigns {
@@ -81,7 +84,7 @@ impl<X: Executor> Vitals<X> {
 
     /// Bytes that they take.
     pub fn bytes(&self) -> usize {
-        self.memory.bytes()
+        self.memory.bytes() + self.cuts.bytes()
     }
 
     /// What the latest step counted, after its launches.

@@ -14,6 +14,7 @@
 
 use super::states::{Columns, load_operands, transposed};
 use crate::comm::{Port, STEP_SCAN_BACK, Targets};
+use crate::cut;
 use crate::element::DtypeCode;
 use crate::params::{BackItem, BackPass, Chunk, NONE, ScanBackParams, Segment, StampKind, StepMode};
 use crate::scan::state_columns;
@@ -127,6 +128,11 @@ fn send_transition(
     let k = p.tables.sizes.k as usize;
     let (first, count) = p.channel.layout.columns(block);
     let row = (at.segment.send_lane * p.tables.sizes.hv + at.item.head) as usize;
+    let empty =
+        p.cuts.len > 0 && cut::read(wg, p.cuts, row * p.channel.layout.blocks() as usize + block as usize).empty != 0;
+    if empty {
+        return port.push_empty(wg, targets(p, at), block);
+    }
     let tile = tile.row_range(0, count as usize);
     wg.load(tile, p.transitions.matrix((row * k + first as usize) * k, count as usize, k, k, 1));
     wg.sync();
@@ -269,6 +275,13 @@ fn hand_over(
     if was_sent { true } else { send(wg, p, port, at, block, state) }
 }
 
+/// Who needs what the item sends.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn targets(p: &ScanBackParams, at: &Place) -> Targets {
+    let Segment { first_target: first, targets: count, .. } = at.segment;
+    Targets { table: p.tables.targets, first, count, hv: p.tables.sizes.hv, head: at.item.head }
+}
+
 /// A block to whoever needs it. False if a slot did not become free in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn send(
@@ -280,7 +293,7 @@ fn send(
     tile: Shared<f32>,
 ) -> bool {
     let (segment, head, hv) = (&at.segment, at.item.head, p.tables.sizes.hv);
-    let all = Targets { table: p.tables.targets, first: segment.first_target, count: segment.targets, hv, head };
+    let all = targets(p, at);
     let send_row = segment.send_lane.wrapping_mul(hv).wrapping_add(head);
     if segment.targets == 0 {
         true

@@ -68,14 +68,13 @@ impl Port<'_> {
             }
             let Some(writable) = self.free_slot(wg, message) else { return false };
             let slot = message.slot(layout);
-            let signal = layout.signal(message.source, message.row, block);
             wg.put_signal(&Put {
                 pe: message.dest,
                 from,
                 to: self.place(wg, self.channel.payload, message.dest, slot.offset),
                 bytes: slot.bytes,
-                signal: self.word_place(wg, message.dest, signal),
-                value: message.epoch,
+                signal: self.word_place(wg, message.dest, message.signal(layout)),
+                value: message.signal_value(false),
             });
             wg.elect(|wg| {
                 protocol::leave_to_exchange(&Link { wg, port: *self }, layout, writable);
@@ -91,14 +90,13 @@ impl Port<'_> {
     pub(super) fn put_message(&self, wg: &mut Warpgroup<'_>, message: &Message, from: u64) {
         let layout = &self.channel.layout;
         let slot = message.slot(layout);
-        let signal = layout.signal(message.source, message.row, message.block);
         wg.put_signal(&Put {
             pe: message.dest,
             from,
             to: self.place(wg, self.channel.payload, message.dest, slot.offset),
             bytes: slot.bytes,
-            signal: self.word_place(wg, message.dest, signal),
-            value: message.epoch,
+            signal: self.word_place(wg, message.dest, message.signal(layout)),
+            value: message.signal_value(false),
         });
         wg.finish_puts();
     }

@@ -9,7 +9,7 @@ use half::bf16;
 use super::{CHANNELS, CHUNK, FIX_IMAGES, FIX_IMAGES_AT, IMAGE, PANEL, by_rows, repeat, row_step};
 use crate::fixup::{Correction, Place, Tiles, fix_out_by};
 use crate::params::{Chunk, FixParams};
-use crate::tile::Warpgroup;
+use crate::tile::{Warpgroup, share_of};
 
 /// Threads of a warpgroup.
 const THREADS: u32 = 128;
@@ -34,7 +34,7 @@ impl Rows {
     #[inline(always)]
     fn of(wg: &Warpgroup<'_>, p: &FixParams, at: &Place, index: u32) -> Self {
         // Beyond the last chunk: the last one again, of which nothing is used.
-        let chunk = at.segment.first_chunk + at.item.first_chunk + index.min(at.item.chunks - 1);
+        let chunk = at.segment.first_chunk + at.item.first_chunk + index.min(at.corrected - 1);
         let Chunk { token, len } = wg.read(p.tables.chunks, chunk as usize);
         let hv = p.tables.sizes.hv as usize;
         Self { start: (token as usize * hv + at.item.head as usize) * CHANNELS, len }
@@ -49,6 +49,14 @@ impl Correction<bf16> for Products {
         let images = wg.base() + (FIX_IMAGES_AT + wg.index() * FIX_IMAGES) as u32;
         let output = images + 2 * IMAGE;
         let row = p.tables.sizes.hv as usize * CHANNELS;
+        // Chunks with rows of q-tilde of the first and of the second 64 channels; the others read as zero.
+        let with = (at.with_block(wg, p, 0), at.with_block(wg, p, 1));
+        if at.needing == 0 {
+            // Nobody has brought the state. Zero, since it is multiplied all the same.
+            let (first, rows) = share_of(t.operand.rows(), wg.count(), wg.index());
+            wg.fill(t.operand.row_range(first, rows), |_, _| 0.0);
+            wg.sync_block();
+        }
         let mut s_half = [0u32; 32];
         let (matrix, matrix_row) = (lane / 8, lane % 8);
         repeat!(J in 8 => {
@@ -62,7 +70,7 @@ impl Correction<bf16> for Products {
         });
         let step = wg.count() as u32;
         let mut index = wg.index() as u32;
-        if index >= at.item.chunks {
+        if index >= at.corrected {
             return;
         }
         let mut rows = Rows::of(wg, p, at, index);
@@ -70,13 +78,13 @@ impl Correction<bf16> for Products {
         let mut next_o = [0f32; 32];
         // SAFETY: images are this warpgroup's own; rows of chunks of this item; barriers as the comments say.
         unsafe {
-            bring(p, rows, image, thread);
+            bring(p, rows, image, thread, (index < with.0, index < with.1));
             local(p, at, rows, row, lane, warp, &mut next_o);
-            while index < at.item.chunks {
+            while index < at.corrected {
                 let mut o = next_o;
                 let next = Rows::of(wg, p, at, index + step);
                 let next_image = if image == images { images + IMAGE } else { images };
-                bring(p, next, next_image, thread);
+                bring(p, next, next_image, thread, (index + step < with.0, index + step < with.1));
                 local(p, at, next, row, lane, warp, &mut next_o);
                 ptx::cp_async_wait_group::<1>();
                 ptx::fence_proxy_async_shared();
@@ -121,9 +129,10 @@ impl Correction<bf16> for Products {
     }
 }
 
-/// Starts the copy of q-tilde of a chunk into an image; zeros beyond it.
+/// Starts the copy of q-tilde of a chunk into an image; zeros beyond it, and where it does not have the first or the second 64
+/// channels.
 #[inline(always)]
-unsafe fn bring(p: &FixParams, rows: Rows, image: u32, thread: u32) {
+unsafe fn bring(p: &FixParams, rows: Rows, image: u32, thread: u32, has: (bool, bool)) {
     let from = (p.q_tilde.addr as *const u8).wrapping_add(rows.start * 2);
     let row = p.tables.sizes.hv as usize * CHANNELS * 2;
     // SAFETY: rows of the chunk; 16-byte pieces of the image.
@@ -132,7 +141,7 @@ unsafe fn bring(p: &FixParams, rows: Rows, image: u32, thread: u32) {
             let number = thread + THREADS * I as u32;
             let (r, piece) = (number / 16, number % 16);
             let to = image + (piece / 8) * PANEL + r * 128 + (((piece % 8) ^ (r % 8)) << 4);
-            let valid = r < rows.len;
+            let valid = r < rows.len && if piece < 8 { has.0 } else { has.1 };
             let source = if valid { r as usize * row } else { 0 };
             let bytes = if valid { 16 } else { 0 };
             ptx::cp_async_cg_16_zfill(to, from.wrapping_add(source + piece as usize * 16), bytes);

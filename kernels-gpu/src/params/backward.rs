@@ -92,6 +92,9 @@ pub struct ScanBackParams {
     /// `[lanes * HV, K, K]` (lanes are [`super::Segment::send_lane`], which are those in which the forward pass received):
     /// M^T of segments with sources and targets, as the forward pass kept it; see [`super::ScanParams::transitions`].
     pub transitions: Tensor,
+    /// Of [`super::Cut`], `[lanes * HV, blocks]`, in the same order: which blocks of these M are empty and not kept, as the forward
+    /// pass noted it. Absent if none can be.
+    pub cuts: Array,
     /// Result, operand type, `[chunks, HV, V, K]`: the gradient of the state after each chunk.
     pub d_states: Tensor,
     /// Result, operand type, `[tokens, HV, V]`: the gradient of v_new.

@@ -65,6 +65,8 @@ pub struct StepStats {
     pub bytes_sent: u64,
     /// Messages (blocks) sent.
     pub messages: u64,
+    /// Of these, blocks of M that are empty.
+    pub empty_messages: u64,
     /// Nanoseconds spent in waits for signals, summed over blocks.
     pub signal_wait_ns: u64,
     /// Nanoseconds spent in waits for free slots, summed over blocks.

@@ -66,6 +66,21 @@ pub struct ScanItem {
     pub blocks: u32,
 }
 
+/// What the cut of the transition (see [`crate::cut`]) did to one column block of one receiving row. All zero: nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Cut {
+    /// Of the segment's last chunks: S, how many need no correction, so that their outputs are complete; M, how many were
+    /// not walked, so that rows of q-tilde are missing, which are zero.
+    pub dropped: u32,
+    /// 1 if the block of M is so small at the segment's end that it is left out.
+    pub empty: u32,
+    /// What bounds the norm of M there: all of it, of a block of M if the others are no larger.
+    pub bound: f32,
+    /// Zero.
+    pub pad: u32,
+}
+
 /// Parameters of [`crate::scan::scan_push`].
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -94,6 +109,8 @@ pub struct ScanParams {
     /// `[lanes * HV, K, K]`, in the element type of M on the wire: where M^T of receiving segments is kept for a backward
     /// pass; absent if none follows, and in exact mode.
     pub transitions: Tensor,
+    /// Result: of [`Cut`], `[lanes * HV, blocks]`, zero before.
+    pub cuts: Array,
     /// Of [`ScanItem`], in the order in which consumers need them.
     pub items: Array,
     /// One u64: next item.
@@ -106,6 +123,10 @@ pub struct ScanParams {
     pub v_first: u32,
     /// Element type of M on the wire, a [`crate::element::DtypeCode`].
     pub m_dtype: u32,
+    /// Where M is cut off: as soon as its norm is known to stay below. 0: never.
+    pub tolerance: f32,
+    /// Zero.
+    pub pad: u32,
 }
 
 impl ScanParams {
@@ -141,7 +162,7 @@ pub struct FixItem {
 pub struct FixParams {
     /// Sizes and tables.
     pub tables: Tables,
-    /// As in [`ScanParams`]; absent, like `q_tilde`, `own`, `o` and `finals`, if items have no chunks.
+    /// As in [`ScanParams`]; absent, like `q_tilde`, `own`, `o`, `finals` and `cuts`, if items have no chunks.
     pub o_local: Tensor,
     /// As in [`ScanParams`].
     pub q_tilde: Tensor,
@@ -153,6 +174,8 @@ pub struct FixParams {
     pub o: Tensor,
     /// f32 final states or absent.
     pub finals: Tensor,
+    /// As in [`ScanParams`].
+    pub cuts: Array,
     /// Of [`FixItem`].
     pub items: Array,
     /// One u64: next item.

@@ -10,7 +10,7 @@ use bytemuck::{Pod, Zeroable};
 
 pub use backward::{BackItem, BackPass, GradParams, ReduceParams, ScanBackParams, StatesParams};
 pub use channel::{Channel, Stamp, StampKind, StepMode, StepStats, TraceBuffer, Way};
-pub use forward::{FixItem, FixParams, GateForm, PrepParams, ScanItem, ScanParams};
+pub use forward::{Cut, FixItem, FixParams, GateForm, PrepParams, ScanItem, ScanParams};
 pub use tables::{Chunk, NONE, Records, Segment, Sizes, Tables, Target};
 
 use crate::element::DtypeCode;
@@ -108,5 +108,10 @@ impl Array {
     /// The values of `slice`. The slice must outlive every launch that gets the array.
     pub fn of<T: Pod>(slice: &[T]) -> Self {
         Self { addr: slice.as_ptr() as u64, len: slice.len() as u64 }
+    }
+
+    /// No values.
+    pub fn empty() -> Self {
+        Self::zeroed()
     }
 }

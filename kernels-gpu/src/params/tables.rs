@@ -98,6 +98,8 @@ pub struct Records {
     pub operands: Tensor,
     /// f32 `[chunks, HV, K]`: the decay over the whole chunk, exp(G_last).
     pub decay: Tensor,
+    /// f32 `[HV, chunks, 2]`: bounds on what a chunk does to a state, see [`crate::cut`]; absent if nobody asks.
+    pub factors: Tensor,
     /// Sizes, again, for the arithmetic of the layout.
     pub sizes: Sizes,
 }
@@ -140,6 +142,12 @@ impl Records {
     #[inline(always)]
     pub fn kg(&self, chunk: usize, head: usize) -> Matrix {
         self.part(chunk, head, 2, 2, self.sizes.k as usize)
+    }
+    /// Of `count` chunks from `chunk`: the factor and the growth of each, `[count,2]`.
+    #[inline(always)]
+    pub fn factors(&self, chunk: usize, count: usize, head: usize) -> Matrix {
+        let chunks = self.factors.len as usize / (2 * self.sizes.hv as usize);
+        self.factors.matrix(2 * (head * chunks + chunk), count, 2, 2, 1)
     }
     /// exp(G_last) as a row, `[1,K]`.
     #[inline(always)]

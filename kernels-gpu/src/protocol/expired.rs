@@ -15,6 +15,14 @@ pub enum Awaited {
 }
 
 impl Awaited {
+    /// The epoch that a word of this kind tells. A signal says in its lowest bit whether the message is empty.
+    pub const fn epoch_of(self, word: u64) -> u64 {
+        match self {
+            Self::Signal => word >> 1,
+            Self::Ack | Self::Merged => word,
+        }
+    }
+
     /// The kind of this number, if there is one.
     pub const fn from_u32(kind: u32) -> Option<Self> {
         match kind {
@@ -37,16 +45,16 @@ pub struct Wait {
     pub row: u32,
     /// Block of the row.
     pub block: u32,
-    /// The word must be at least this.
+    /// The word must tell at least this, see [`Awaited::epoch_of`].
     pub epoch: u64,
     /// Index of the word in this PE's words.
     pub word: usize,
 }
 
 impl Wait {
-    /// Whether `found` ends the wait. Words only grow, and a producer may already be an epoch ahead: hence at least.
+    /// Whether the word `found` ends the wait. Words only grow, and acks may already be an epoch ahead: hence at least.
     pub const fn met_by(&self, found: u64) -> bool {
-        found >= self.epoch
+        self.awaited.epoch_of(found) >= self.epoch
     }
 
     /// The record of giving up: on PE `pe`, in kernel `step`, after `waited_ns`, with `found` in the word.
@@ -59,7 +67,7 @@ impl Wait {
             row: self.row,
             block: self.block,
             epoch: self.epoch,
-            found,
+            found: self.awaited.epoch_of(found),
             waited_ns,
         }
     }
@@ -83,7 +91,7 @@ pub struct Expired {
     pub block: u32,
     /// Epoch awaited.
     pub epoch: u64,
-    /// Value in the word at the end.
+    /// Epoch that the word told at the end.
     pub found: u64,
     /// How long, in nanoseconds.
     pub waited_ns: u64,
@@ -149,7 +157,8 @@ mod tests {
     use std::string::ToString;
 
     fn wait(awaited: Awaited) -> Expired {
-        Wait { awaited, peer: 1, row: 5, block: 2, epoch: 7, word: 40 }.expired(3, 9, 6, 10_002_345_678)
+        let found = if awaited == Awaited::Signal { 6 << 1 | 1 } else { 6 };
+        Wait { awaited, peer: 1, row: 5, block: 2, epoch: 7, word: 40 }.expired(3, 9, found, 10_002_345_678)
     }
 
     #[test]
@@ -157,6 +166,13 @@ mod tests {
         assert_eq!(size_of::<Expired>(), 6 * 4 + 3 * 8);
         assert_eq!(size_of::<TrapRecord>(), 8 + size_of::<Expired>());
         assert_eq!(TrapRecord::zeroed().state, TrapRecord::CLEAR);
+    }
+
+    #[test]
+    fn a_signal_is_met_whether_the_message_is_empty_or_not() {
+        let wait = Wait { awaited: Awaited::Signal, peer: 1, row: 0, block: 0, epoch: 7, word: 0 };
+        assert!(!wait.met_by(6 << 1 | 1) && wait.met_by(7 << 1) && wait.met_by(7 << 1 | 1) && wait.met_by(9 << 1));
+        assert!(!Wait { awaited: Awaited::Ack, ..wait }.met_by(6) && Wait { awaited: Awaited::Ack, ..wait }.met_by(7));
     }
 
     #[test]

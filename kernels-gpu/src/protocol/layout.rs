@@ -182,7 +182,7 @@ impl ChannelLayout {
     }
 
     const fn signal_stride(&self) -> usize {
-        lines(self.rows as usize * self.blocks() as usize)
+        lines(self.rows as usize * self.blocks() as usize * SLOTS as usize)
     }
 
     const fn acks(&self) -> usize {
@@ -202,11 +202,12 @@ impl ChannelLayout {
         self.read_counts() + lines(self.rows as usize)
     }
 
-    /// Word at the receiver that `source` sets to the epoch whose `block` of `row` has arrived. Words of different
-    /// sources never share a line.
-    pub const fn signal(&self, source: u32, row: u32, block: u32) -> usize {
-        debug_assert!(source < self.pes && row < self.rows && block < self.blocks());
-        source as usize * self.signal_stride() + row as usize * self.blocks() as usize + block as usize
+    /// Word at the receiver that `source` sets when `block` of `row` of an epoch of this parity has arrived, see
+    /// [`Message::signal_value`](super::Message::signal_value). Words of different sources never share a line.
+    pub const fn signal(&self, source: u32, row: u32, block: u32, parity: u32) -> usize {
+        debug_assert!(source < self.pes && row < self.rows && block < self.blocks() && parity < SLOTS);
+        let block = row as usize * self.blocks() as usize + block as usize;
+        source as usize * self.signal_stride() + block * SLOTS as usize + parity as usize
     }
 
     /// Word at the sender that `dest` sets to the last epoch of which it has read all of `row`. Words of different
@@ -304,7 +305,7 @@ mod tests {
                 for row in 0..l.rows {
                     claim(l.ack(pe, row), format!("ack {pe}"));
                     for block in 0..l.blocks() {
-                        claim(l.signal(pe, row, block), format!("signal {pe}"));
+                        (0..SLOTS).for_each(|p| claim(l.signal(pe, row, block, p), format!("signal {pe}")));
                         (0..SLOTS).for_each(|p| claim(l.sent(pe, row, block, p), "own".into()));
                     }
                 }
@@ -330,7 +331,7 @@ mod tests {
         assert_eq!((l.s_blocks(), l.m_blocks(), l.row_bytes()), (2, 2, 96 << 10));
         assert_eq!(l.payload_bytes(), 48 << 20);
         assert_eq!(l.slot(1, 1, 2, 3), Slot { offset: ((3 * 32 + 2) * 96 + 80) << 10, bytes: 16 << 10 });
-        assert_eq!((l.signal(1, 0, 0), l.ack(0, 0), l.peer_words()), (128, 1024, 1280));
+        assert_eq!((l.signal(1, 0, 0, 1), l.ack(0, 0), l.peer_words()), (257, 2048, 2304));
     }
 
     #[test]

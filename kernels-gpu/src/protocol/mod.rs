@@ -5,21 +5,34 @@
 //! channel has an *epoch*: 1 for the first, one more for the next, on every PE alike, whether or not any message flows.
 //! Epochs are never reset, so no word is ever cleared and a late message cannot be taken for an early one.
 //!
-//! * **Send** block `b` of row `r` to `d` in epoch `e`: the slot is that of `e`'s parity. Its previous content, of the
+//! * **Send** block `b` of row `r` to `d` in epoch `e`: slot and signal are those of `e`'s parity. The previous content, of the
 //!   epoch the sender noted in `sent`, must have been read: wait until `ack[d, r] >= sent`. Write the payload; store
-//!   `signal[source, r, b] = e` at `d` with release; note `sent = e`. ([`before_write`], [`publish`])
-//! * **Receive**: wait until `signal[source, r, b] >= e`, with acquire; read the slot. ([`receive`])
+//!   `signal[source, r, b, parity] = 2 e` at `d` with release; note `sent = e`. ([`before_write`], [`publish`])
+//! * **Send that a block is empty**: as above without a payload, and the signal is `2 e + 1`. ([`publish_empty`])
+//! * **Receive**: wait until the signal tells epoch `e`, with acquire; its lowest bit says that the message is empty;
+//!   otherwise read the slot. ([`receive`])
 //! * **Acknowledge**: the blocks that read row `r` count themselves; the last stores `ack[d, r] = e` with release at every
 //!   source of that row. ([`finish_reading`])
 //!
 //! # Why it is right
-//! *No torn or early read*: a signal is stored after the payload with release and loaded with acquire. A signal beyond `e`
-//! means that the sender is ahead, and it did `e` first, in the order of its stream. *No overwrite*: a slot is written again
-//! only after an ack of its last epoch, which follows every read of it. Hence a sender is at most two messages ahead of a
-//! receiver. *No deadlock*: a sender waits only for reads of an earlier operation, a receiver only for the same
+//! *No torn or early read*: a signal is stored after the payload with release and loaded with acquire. *No overwrite*: a slot is
+//! written again, and its signal set again, only after an ack of its last epoch, which follows every read of both. So
+//! a receiver that has not acknowledged `e` finds exactly `2 e` or `2 e + 1` in the signal: the sender may be
+//! in epoch `e + 1`, but that has the other parity and with it another word. (With one word for both parities it could replace what
+//! `e` said about being empty before that is read, and so could an empty message that did not wait for the ack, although
+//! it writes no payload: both are models that must fail.) Each word grows, since epochs do and the bit counts less than they.
+//! *No deadlock*: a sender waits only for reads of an earlier operation, a receiver only for the same
 //! operation of lower PEs (of higher ones, going backward), so by induction over (epoch, PE) every wait ends, provided that
 //! all PEs issue the same operations in the same order, and that the kernels of one operation end before those of
 //! the next start.
+//!
+//! # Leaving out what does not matter
+//! A receiver composes what its sources send, in their order, and what an empty transition stands behind does not matter to it. So
+//! its readers may stop waiting for earlier sources once a later one says so ([`receive_unless`]), and acknowledge these all the
+//! same, perhaps before they have sent. This ack `e` allows the sender no more than it is owed: it precedes the write of `e`
+//! itself, which has waited for ack `e - 2` only, and the write of `e + 2` comes after that of `e` in the order of the sender's
+//! stream (puts of an operation are complete before it ends), so that what the receiver awaits as `e + 2` is not
+//! touched again before its own ack `e + 2`. Nobody reads slot or signal of `e` any more.
 //!
 //! # Both directions
 //! Training has two channels of one layout: states flow from lower PEs to higher ones in forward operations, gradients of
@@ -104,6 +117,16 @@ impl Message {
     pub const fn slot(&self, layout: &ChannelLayout) -> Slot {
         layout.slot(self.source, parity(self.epoch), self.row, self.block)
     }
+
+    /// The word of `dest` that says that it has arrived.
+    pub const fn signal(&self, layout: &ChannelLayout) -> usize {
+        layout.signal(self.source, self.row, self.block, parity(self.epoch))
+    }
+
+    /// What that word says then: twice the epoch, and one more if the message is empty.
+    pub const fn signal_value(&self, empty: bool) -> u64 {
+        self.epoch << 1 | empty as u64
+    }
 }
 
 /// Leave to write one message's slot; [`publish`] takes it back.
@@ -140,10 +163,21 @@ pub fn before_write<M: Medium>(medium: &M, layout: &ChannelLayout, message: Mess
 
 /// Tells the receiver that the slot is written.
 pub fn publish<M: Medium>(medium: &M, layout: &ChannelLayout, written: Writable) {
-    let Message { source, dest, row, block, epoch } = written.0;
+    tell(medium, layout, written, false);
+}
+
+/// Tells the receiver that the block is empty: nothing was written into the slot.
+pub fn publish_empty<M: Medium>(medium: &M, layout: &ChannelLayout, writable: Writable) {
+    tell(medium, layout, writable, true);
+}
+
+fn tell<M: Medium>(medium: &M, layout: &ChannelLayout, writable: Writable, empty: bool) {
+    let message = writable.0;
+    let Message { dest, row, block, epoch, .. } = message;
     // Release, with the acquire in `receive`: the payload is visible to whoever sees the signal.
-    medium.store_release(dest, layout.signal(source, row, block), epoch);
-    // No ordering: read by this PE's later kernels only, see `before_write`.
+    medium.store_release(dest, message.signal(layout), message.signal_value(empty));
+    // No ordering: read by this PE's later kernels only, see `before_write`. Also of an empty message: it took the signal,
+    // which the next one may replace only when it was read.
     medium.store_local(layout.sent(dest, row, block, parity(epoch)), epoch);
 }
 
@@ -209,26 +243,68 @@ pub fn push<M: Medium>(
     Ok(())
 }
 
-/// Waits for `message` and returns where it lies in this PE's payload memory. The slot may be read until
-/// [`finish_reading`].
+/// Waits for `message` and returns where it lies in this PE's payload memory, or nothing if it is empty. Slot and signal may be
+/// read until [`finish_reading`].
 ///
 /// # Errors
 /// [`Expired`] if it did not arrive within the medium's patience; the slot must not be read.
-pub fn receive<M: Medium>(medium: &M, layout: &ChannelLayout, message: Message) -> Result<Slot, Expired> {
+pub fn receive<M: Medium>(medium: &M, layout: &ChannelLayout, message: Message) -> Result<Option<Slot>, Expired> {
+    match receive_unless(medium, layout, message, || false)? {
+        Arrival::Slot(slot) => Ok(Some(slot)),
+        Arrival::Empty | Arrival::NotNeeded => Ok(None),
+    }
+}
+
+/// How a wait for a message ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// It lies there.
+    Slot(Slot),
+    /// It arrived and is empty.
+    Empty,
+    /// It was found not to be needed before it arrived.
+    NotNeeded,
+}
+
+/// As [`receive`], but ends as soon as `not_needed` says so, which is asked after each look at the signal that did not find it.
+///
+/// # Errors
+/// As [`receive`].
+pub fn receive_unless<M: Medium>(
+    medium: &M,
+    layout: &ChannelLayout,
+    message: Message,
+    mut not_needed: impl FnMut() -> bool,
+) -> Result<Arrival, Expired> {
     let Message { source, dest, row, block, epoch } = message;
     debug_assert_eq!(dest, medium.pe(), "only the destination receives");
-    let word = layout.signal(source, row, block);
+    let word = message.signal(layout);
     let wait = Wait { awaited: Awaited::Signal, peer: source, row, block, epoch, word };
-    // Acquire, with the release in `publish`: the payload's writes come before the reads that follow here.
-    medium.wait(&wait, || medium.load_acquire(word))?;
-    Ok(message.slot(layout))
+    let (mut found, mut skip) = (0, false);
+    medium.wait(&wait, || {
+        // Acquire, with the release in `publish`: the payload's writes come before the reads that follow here.
+        found = medium.load_acquire(word);
+        skip = !wait.met_by(found) && not_needed();
+        if skip { message.signal_value(false) } else { found }
+    })?;
+    if skip {
+        return Ok(Arrival::NotNeeded);
+    }
+    debug_assert_eq!(Awaited::Signal.epoch_of(found), epoch, "the signal stays until this PE's ack");
+    Ok(if found == message.signal_value(true) { Arrival::Empty } else { Arrival::Slot(message.slot(layout)) })
+}
+
+/// Whether `message` has arrived and is empty; does not wait. What an arrived message says stays until [`finish_reading`].
+pub fn is_empty<M: Medium>(medium: &M, layout: &ChannelLayout, message: Message) -> bool {
+    // Acquire: whoever acts on it has seen what the sender did before.
+    medium.load_acquire(message.signal(layout)) == message.signal_value(true)
 }
 
 /// Notes that one of the `readers` of `row` has read all it needs in this epoch. The last one lets every source write the
 /// row's slots again; returns whether this was it.
 ///
 /// `readers` must be the same in all epochs in which the row is read (its count goes on over epochs), and `sources` are
-/// the PEs whose messages of this row and epoch were received.
+/// the PEs whose messages of this row and epoch were received, or are not needed any more.
 pub fn finish_reading<M: Medium>(
     medium: &M,
     layout: &ChannelLayout,

@@ -17,6 +17,17 @@ pub use convolution::{CONVOLUTION_CHANNELS, ConvolutionBack, ConvolutionRun, MAX
 pub use pairs::Pairs;
 pub use put::{Place, Put};
 
+/// What [`Warpgroup::first_within`] finds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Within {
+    /// Rows until the product is within the limit; one more than there are, if it never is.
+    pub rows: u32,
+    /// The product there; 0 if it never is.
+    pub bound: f32,
+    /// The product of all growths.
+    pub growth: f32,
+}
+
 #[cfg(not(any(target_arch = "nvptx64", emulated)))]
 pub mod host;
 #[cfg(not(any(target_arch = "nvptx64", emulated)))]

@@ -230,7 +230,7 @@ impl<'a> Step<'a> {
             beta: view(beta, &pe.tokens, hv),
             a_log: optional(a_log),
             dt_bias: optional(dt_bias),
-            records: Records { operands: pe.operands.all(), decay: pe.decay.all(), sizes: self.sizes },
+            records: self.records(pe),
             gate_form: gate_form as u32,
             l2norm: u32::from(x.l2norm),
             bound,
@@ -253,7 +253,7 @@ impl<'a> Step<'a> {
     }
 
     fn records(&self, pe: &mut Pe) -> Records {
-        Records { operands: pe.operands.all(), decay: pe.decay.all(), sizes: self.sizes }
+        Records { operands: pe.operands.all(), decay: pe.decay.all(), factors: absent(), sizes: self.sizes }
     }
 
     fn states(&mut self, pe: &mut Pe) {
@@ -295,6 +295,7 @@ impl<'a> Step<'a> {
             finals: results.dh0.all(),
             state_out: pe.state_out.all(),
             transitions: pe.transitions.all(),
+            cuts: Array::empty(),
             d_states: pe.d_states.all(),
             d_v_new: pe.d_v_new.all(),
             items: Array::of(&pe.tables.back_items[which]),
@@ -320,6 +321,7 @@ impl<'a> Step<'a> {
             state_in: pe.state_out.all(),
             o: absent(),
             finals: absent(),
+            cuts: Array::empty(),
             items: Array::of(&pe.tables.merge_items),
             ticket: Array::of(&ticket),
             channel: channels.of(number, &epoch),

@@ -121,9 +121,8 @@ pub fn check_training(label: &str, derived: &Derived, plan: &Plan, config: &Conf
     let parts = train(derived, plan, config).unwrap_or_else(|e| panic!("{label}, cuts {:?}: {e}", plan.cuts));
     let inputs = derived.solved.inputs();
     for (rank, part) in parts.iter().enumerate() {
-        let sent = (part.backward.report.bytes_sent, part.backward.report.messages);
         let want = super::traffic_of(&plan.mirrored(), rank, &inputs, config);
-        assert_eq!(sent, want, "{label}, rank {rank}: bytes and messages sent backward");
+        super::check_traffic(&format!("{label}, rank {rank}, backward"), want, &part.backward.report, &inputs, config);
     }
     let gradients: Vec<Gradients> = parts.into_iter().map(|part| part.backward.gradients).collect();
     check_gradients(&label, derived, plan, &gradients)

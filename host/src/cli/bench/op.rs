@@ -7,7 +7,9 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use super::super::gpus::{GpuChoice, GpusError};
-use super::super::options::{DEVICES, DTYPES, M_WIRES, MODES, OPS, RECOMPUTES, TRANSPORTS, chunk, one_of};
+use super::super::options::{
+    CUT_TOLERANCE, DEVICES, DTYPES, M_WIRES, MODES, OPS, RECOMPUTES, TRANSPORTS, chunk, cut_tolerance, one_of,
+};
 use super::super::output::{JsonTarget, OutputError, emit};
 use super::super::pes::{self, PesError, World};
 use super::super::progress::Progress;
@@ -122,6 +124,9 @@ pub struct Args {
     /// Element type of the transition M on the wire; auto: f32 for f32 tensors, otherwise bf16.
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = one_of::<MWire>(M_WIRES))]
     pub m_wire: MWire,
+    /// Leave out what a transition M would still do once its norm is below this; 0 leaves out nothing.
+    #[arg(long, value_name = "TOLERANCE", default_value = CUT_TOLERANCE, value_parser = cut_tolerance)]
+    pub cut_tolerance: f32,
     /// How summaries are written into other PEs' memory: stores where kernels reach it, otherwise puts; or puts always.
     #[arg(long, value_name = "HOW", default_value = "auto", value_parser = one_of::<Transport>(TRANSPORTS))]
     pub transport: Transport,

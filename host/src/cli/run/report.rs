@@ -9,7 +9,7 @@ use super::{SoakReport, Verdict, World, backward};
 use crate::exec::Waits;
 use crate::inputs::{Dims, Op};
 use crate::op::whole::Whole;
-use crate::op::{Config, Mode, Transport};
+use crate::op::{Config, CutReport, Mode, Transport};
 use crate::tensor::Dtype;
 
 /// One input; the JSON is a list of these. Numbers that are not finite are `null` in JSON.
@@ -33,6 +33,8 @@ pub struct Report {
     pub chunk: usize,
     /// Element type of M on the wire.
     pub m_wire: Dtype,
+    /// How small the norm of a transition must be for the rest of it to be left out.
+    pub cut_tolerance: f32,
     /// Whether all errors are within the tolerance; `null` if the inputs are not finite.
     pub passed: Option<bool>,
     /// Largest relative RMS error allowed.
@@ -88,6 +90,8 @@ pub struct PeReport {
     pub tokens: usize,
     /// Payload sent to other PEs.
     pub bytes_sent: u64,
+    /// What was left out of transitions.
+    pub cut: CutReport,
     /// Time in kernels without waits, in microseconds.
     pub compute_us: f64,
     /// Time in which a worker only waited for other PEs, in microseconds.
@@ -120,6 +124,7 @@ impl Report {
             rank,
             tokens: r.tokens,
             bytes_sent: r.bytes_sent,
+            cut: r.cut,
             compute_us: us(r.compute),
             exposed_wait_us: us(r.exposed_wait),
             peak_device_bytes: r.peak_device_bytes,
@@ -150,6 +155,7 @@ impl Report {
             dtype: inputs.dtype(),
             chunk: config.chunk,
             m_wire: config.m_wire.resolve(inputs.dtype()),
+            cut_tolerance: config.cut_tolerance,
             passed: mismatches.as_ref().map(Vec::is_empty),
             tolerance: verdict.tolerance,
             tolerance_vs_one_pe: allowed_between(verdict.tolerance),
@@ -190,6 +196,8 @@ impl Report {
             pes.add_row(numbers.into_iter().chain(times).chain([memory]).map(number));
         }
         text += &indented(&pes.trim_fmt());
+        let cut = self.pe.iter().fold(CutReport::default(), |cut, pe| cut.plus(pe.cut));
+        text += &cut_text(&cut);
         if self.waits == Waits::Host {
             text += "  PEs share a GPU and wait for each other on the host, between kernels.\n";
         }
@@ -231,6 +239,19 @@ impl Report {
             None => "the input is not finite, so the errors are not judged\n".to_owned(),
         };
         text
+    }
+}
+
+/// What was left out of transitions, of all PEs.
+fn cut_text(cut: &CutReport) -> String {
+    let CutReport { m_chunks, m_chunks_walked, empty_messages, largest_bound } = cut;
+    match m_chunks {
+        0 => String::new(),
+        _ if *largest_bound == 0.0 => format!("  M walked in all {m_chunks} chunks of its blocks\n"),
+        _ => format!(
+            "  M walked in {m_chunks_walked} of {m_chunks} chunks of its blocks, {empty_messages} messages without it; \
+             norm of what was left out at most {largest_bound:.1e}\n"
+        ),
     }
 }
 

@@ -72,6 +72,7 @@ impl BackwardStep<'_> {
             None => Records {
                 operands: exec.scratch(Scratch::Operands, operands, dtype)?,
                 decay: exec.scratch(Scratch::Decay, decay, Dtype::F32)?,
+                factors: Param::absent(),
                 sizes,
             },
         };

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use kernels_gpu::backward::reduce;
 use kernels_gpu::fixup;
-use kernels_gpu::params::{FixParams, ScanBackParams, StatesParams, Tensor as Param};
+use kernels_gpu::params::{Array, FixParams, ScanBackParams, StatesParams, Tensor as Param};
 use kernels_gpu::tile::host::Checker;
 
 use super::channel::Channel;
@@ -131,6 +131,7 @@ impl BackwardStep<'_> {
             finals: memory.d_initial,
             state_out: memory.state_out,
             transitions: memory.transitions,
+            cuts: saved.cuts(),
             d_states: memory.d_states,
             d_v_new: memory.d_v_new,
             items: first_items,
@@ -150,6 +151,7 @@ impl BackwardStep<'_> {
             state_in: memory.state_out,
             o: absent,
             finals: absent,
+            cuts: Array::empty(),
             items: merge_items,
             ticket: merge_ticket,
             channel: first.channel,
@@ -202,7 +204,8 @@ impl BackwardStep<'_> {
             exec.wait(&peer_failed)?;
             step.check_trap(exec)?;
             let start = Instant::now();
-            step.exchange(exec, channel)?;
+            let empty = saved.empty(exec, &step.layout)?;
+            step.exchange(exec, channel, &empty)?;
             exchange = start.elapsed();
         }
         if tables.merges_any {

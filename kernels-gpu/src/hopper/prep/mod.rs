@@ -9,6 +9,7 @@
 //! q with k and k with k on the diagonal; w = A' (k exp G).
 
 mod decays;
+mod factors;
 mod finish;
 mod inverse;
 mod operands;
@@ -16,6 +17,7 @@ mod scores;
 
 use cuda_std::{thread, warp};
 
+use factors::factors;
 use finish::finish;
 use inverse::invert;
 use operands::operands;
@@ -110,7 +112,10 @@ pub fn prep<G: Gate>(wg: &mut Warpgroup<'_>, p: &PrepParams) {
         thread::sync_threads();
         if thread < 128 {
             invert(&at);
+        } else if thread < 160 && p.records.factors.is_present() {
+            factors(p, &at);
         }
+        warp::sync();
         thread::sync_threads();
         finish(p, &at);
     }

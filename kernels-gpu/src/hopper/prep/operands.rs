@@ -3,6 +3,7 @@
 use cuda_std::{ptx, thread, warp};
 
 use super::decays::{element, log_decays};
+use super::factors::note_largest;
 use super::*;
 
 /// Global pair of bf16 of row `row` (token of the chunk) of `x`, or zeros beyond the chunk.
@@ -22,16 +23,19 @@ pub(super) unsafe fn pairs<const FULL: bool>(x: *const u32, stride: usize, first
     pairs
 }
 
-/// Sums over the lanes of a warp of 16 numbers each: lane l gets that of number l / 2.
+/// Of 16 numbers of each lane of a warp, each combined over the lanes: lane l gets that of number l / 2.
+///
+/// # Safety
+/// By a whole warp.
 #[inline(always)]
-unsafe fn sums(mut x: [f32; 16], lane: u32) -> f32 {
+pub(super) unsafe fn fold_lanes(mut x: [f32; 16], lane: u32, combine: impl Fn(f32, f32) -> f32) -> f32 {
     macro_rules! halve {
         ($count:literal, $mask:literal, $($i:literal)*) => {
             let upper = lane & $mask != 0;
             $(
                 let (keep, give) = if upper { (x[$i + $count], x[$i]) } else { (x[$i], x[$i + $count]) };
                 // SAFETY: by all lanes.
-                x[$i] = keep + unsafe { warp::shuffle_xor(give, $mask) };
+                x[$i] = combine(keep, unsafe { warp::shuffle_xor(give, $mask) });
             )*
         };
     }
@@ -40,7 +44,7 @@ unsafe fn sums(mut x: [f32; 16], lane: u32) -> f32 {
     halve!(2, 4, 0 1);
     halve!(1, 2, 0);
     // SAFETY: by all lanes.
-    x[0] + unsafe { warp::shuffle_xor(x[0], 1) }
+    combine(x[0], unsafe { warp::shuffle_xor(x[0], 1) })
 }
 
 /// Places of this thread's channels in rows 0 to 7 (mod 8) of a panel: the permuted piece of row `i` is `piece ^ i`.
@@ -101,7 +105,8 @@ pub(super) unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> ([u32; 16]
     repeat!(I in 16 => { if I > 0 { total = [total[0] * e[I][0], total[1] * e[I][1]]; } });
     // SAFETY: whole warps; every word has one writer; barriers between writing and reading.
     unsafe {
-        let (sum_q, sum_k) = (sums(squares_q, lane), sums(squares_k, lane));
+        let add = |a, b| a + b;
+        let (sum_q, sum_k) = (fold_lanes(squares_q, lane, add), fold_lanes(squares_k, lane, add));
         let half = (at.c / 32) * 4;
         if lane % 2 == 0 {
             let row = first + lane / 2;
@@ -117,6 +122,9 @@ pub(super) unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> ([u32; 16]
             ptx::st_shared_f32(at.base + NORMS + at.thread * 4, norm);
         }
         thread::sync_threads();
+        if p.records.factors.is_present() {
+            note_largest(at, &e);
+        }
     }
     // SAFETY: written before the barrier.
     let totals = unsafe {

@@ -16,15 +16,15 @@ pub(super) fn feed<const N: usize>(
     pipeline: &Pipeline<N>,
     item: &ScanItem,
     segment: &Segment,
-    first_number: u32,
+    span: Span,
 ) {
     let t = thread::thread_idx_x() % THREADS;
     if t == 0 {
         // SAFETY: one thread.
-        unsafe { bring_records(p, pipeline, item, segment, first_number) };
+        unsafe { bring_records(p, pipeline, item, segment, span) };
     } else if t >= 32 {
         // SAFETY: three whole warps.
-        unsafe { carry(wg, p, pipeline, item, segment, first_number, t - 32) };
+        unsafe { carry(wg, p, pipeline, item, segment, span, t - 32) };
     }
     // The first warp's lanes meet again: a barrier of the block counts warps, and would count this one twice.
     // SAFETY: by all lanes.
@@ -39,12 +39,12 @@ unsafe fn bring_records<const N: usize>(
     pipeline: &Pipeline<N>,
     item: &ScanItem,
     segment: &Segment,
-    first_number: u32,
+    span: Span,
 ) {
     let hv = p.tables.sizes.hv as usize;
-    let mut index = 0;
-    while index < segment.chunks {
-        let number = first_number + index;
+    let mut index = span.first;
+    while index < span.end {
+        let number = span.number + index;
         let at = pipeline.place(number);
         let row = (segment.first_chunk + index) as usize * hv + item.head as usize;
         let record = (p.records.operands.addr as *const u8).wrapping_add(row * RECORD as usize);
@@ -90,7 +90,7 @@ unsafe fn carry<const N: usize>(
     pipeline: &Pipeline<N>,
     item: &ScanItem,
     segment: &Segment,
-    first_number: u32,
+    span: Span,
     t: u32,
 ) {
     let stages = scan_stages(N);
@@ -99,13 +99,12 @@ unsafe fn carry<const N: usize>(
     let is_state = p.channel.layout.is_state(item.first_block);
     let (first_column, _) = p.channel.layout.columns(item.first_block);
     let head = item.head as usize * CHANNELS + first_column as usize;
-    let corrected = is_state && p.corrects(segment);
     let target = if is_state { &p.o } else { &p.q_tilde };
     let tokens = Tokens::of(wg, p, segment);
-    let mut index = 0;
-    while index < segment.chunks + stages {
-        if index > 0 && index <= segment.chunks {
-            let at = pipeline.place(first_number + index - 1);
+    let mut index = span.first;
+    while index < span.end + stages {
+        if index > span.first && index <= span.end {
+            let at = pipeline.place(span.number + index - 1);
             // SAFETY: this thread's copies, then the warp's, are ordered before the arrival.
             unsafe {
                 ptx::cp_async_wait_all();
@@ -114,14 +113,14 @@ unsafe fn carry<const N: usize>(
                 release(lane, at.barriers + FULL_FIRST);
             }
         }
-        if index >= stages {
+        if index >= span.first + stages {
             let chunk = index - stages;
-            let at = pipeline.place(first_number + chunk);
+            let at = pipeline.place(span.number + chunk);
             // SAFETY: a barrier of the block.
             unsafe { wait(at.barriers + DONE, at.parity) };
             let (token, len) = tokens.chunk(chunk);
             let to = (target.addr as *mut u8).wrapping_add((token * row + head) * 2);
-            let pieces = if corrected { 0 } else { 8 * len };
+            let pieces = if chunk < span.corrected { 0 } else { 8 * len };
             let mut w = 0;
             while w < N as u32 {
                 let (tile, to) = (at.stage + RECORD + w * PANEL, to.wrapping_add(w as usize * COLUMNS as usize * 2));
@@ -139,8 +138,8 @@ unsafe fn carry<const N: usize>(
                 w += 1;
             }
         }
-        if index < segment.chunks {
-            let at = pipeline.place(first_number + index);
+        if index < span.end {
+            let at = pipeline.place(span.number + index);
             let (token, len) = tokens.chunk(index);
             let from = (p.v.addr as *const u8).wrapping_add((token * row + head) * 2);
             let mut w = 0;

@@ -10,6 +10,9 @@
 //! S^T <- S^T diag(decay) + R^T kg           (4 of 64 x 128 x 16)
 //! ```
 //! The output of a chunk is rounded into the place of v, from where the feeding warpgroup takes it away.
+//!
+//! Columns of M that may become too small to matter (see [`crate::cut`]) are walked in runs, after each of which their norm is
+//! measured: between runs the state lies in shared memory, and nothing is under way.
 
 mod feed;
 mod pipeline;
@@ -24,10 +27,14 @@ use feed::feed;
 use pipeline::*;
 
 use crate::comm::{Port, STEP_SCAN};
+use crate::cut;
 use crate::element::DtypeCode;
-use crate::params::{ScanItem, ScanParams, Segment, StampKind};
-use crate::scan::{Columns, hand_over, initial_state};
+use crate::params::{Cut, ScanItem, ScanParams, Segment, StampKind};
+use crate::scan::{Columns, hand_over, initial_state, known};
 use crate::tile::{RESERVED_BYTES, Shared, Warpgroup, tile_bytes};
+
+/// Chunks of M that are walked before its norm is measured again.
+const RUN: u32 = 32;
 
 /// Persistent grid: blocks take items by ticket until there are no more. Blocks of `N + 1` warpgroups.
 #[inline(always)]
@@ -66,58 +73,108 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
         if !unsafe { warp::all(ready) } {
             return;
         }
-        // From lane 0, so that the assembler knows it to be uniform.
+        let known = known(wg, p, &item, &segment);
+        let is_m = !p.channel.layout.is_state(item.first_block);
+        // From lane 0, so that the assembler knows them to be uniform.
         // SAFETY: by all threads.
-        let chunks = unsafe { warp::shuffle_idx(segment.chunks, 0) };
-        // With two walking warpgroups a thread has 168 registers: these take some of the feeding one's for as long as they
-        // walk. 256 x 224 + 128 x 56 = 384 x 168.
-        // SAFETY: by whole warpgroups; the entry states threads and registers.
-        unsafe {
-            if wg.index() == N {
-                if N > 1 {
-                    ptx::setmaxnreg_dec::<56>();
-                }
-                wg.sync_block();
-                feed(wg, p, &pipeline, &item, &segment, number);
-                wg.sync_block();
-                if N > 1 {
-                    ptx::setmaxnreg_inc::<168>();
-                }
-            } else {
-                if N > 1 {
-                    ptx::setmaxnreg_inc::<224>();
-                }
-                let mut s = [0f32; 64];
-                wg.load_fragment(&mut s, state);
-                // The state's tile lies where the stages are: read by ordinary loads, written next by bulk copies.
-                ptx::fence_proxy_async_shared();
-                wg.sync_block();
-                let columns = Columns::of_block(p, item.first_block + wg.index() as u32);
-                if warp::all(columns.is_state && p.corrects(&segment)) {
-                    walk::<N, true>(wg, p, &pipeline, &item, &segment, columns, &mut s, number, chunks);
+        let (chunks, within, run) = unsafe {
+            let run = if is_m && known.is_asked() { RUN } else { segment.chunks };
+            let within = segment.chunks.min(known.rows);
+            (warp::shuffle_idx(segment.chunks, 0), warp::shuffle_idx(within, 0), warp::shuffle_idx(run, 0))
+        };
+        // M ends where it is known to be small; S goes on, but its outputs are complete from there on.
+        // SAFETY: as above.
+        let is_m = unsafe { warp::any(is_m) };
+        let (last, corrected) = if is_m { (within, 0) } else { (chunks, within) };
+        // SAFETY: as above.
+        let corrected = if unsafe { warp::any(p.corrects(&segment)) } { corrected } else { 0 };
+        let mut first = 0;
+        let mut cut = Cut::default();
+        loop {
+            let end = last.min(first + run);
+            let span = Span { number, first, end, corrected };
+            // With two walking warpgroups a thread has 168 registers: these take some of the feeding one's for as long as they
+            // walk. 256 x 224 + 128 x 56 = 384 x 168.
+            // SAFETY: by whole warpgroups; the entry states threads and registers.
+            unsafe {
+                if wg.index() == N {
+                    if N > 1 {
+                        ptx::setmaxnreg_dec::<56>();
+                    }
+                    wg.sync_block();
+                    feed(wg, p, &pipeline, &item, &segment, span);
+                    wg.sync_block();
+                    if N > 1 {
+                        ptx::setmaxnreg_inc::<168>();
+                    }
                 } else {
-                    walk::<N, false>(wg, p, &pipeline, &item, &segment, columns, &mut s, number, chunks);
-                }
-                wg.sync_block();
-                wg.store_fragment(state, &s);
-                if N > 1 {
-                    ptx::setmaxnreg_dec::<168>();
+                    if N > 1 {
+                        ptx::setmaxnreg_inc::<224>();
+                    }
+                    let mut s = [0f32; 64];
+                    wg.load_fragment(&mut s, state);
+                    // The state's tile lies where the stages are: read by ordinary loads, written next by bulk copies.
+                    ptx::fence_proxy_async_shared();
+                    wg.sync_block();
+                    let columns = Columns::of_block(p, item.first_block + wg.index() as u32);
+                    let middle = corrected.min(end);
+                    walk::<N, true>(wg, p, &pipeline, &item, &segment, columns, &mut s, Span { end: middle, ..span });
+                    walk::<N, false>(
+                        wg,
+                        p,
+                        &pipeline,
+                        &item,
+                        &segment,
+                        columns,
+                        &mut s,
+                        Span { first: first.max(middle), ..span },
+                    );
+                    wg.sync_block();
+                    wg.store_fragment(state, &s);
+                    if N > 1 {
+                        ptx::setmaxnreg_dec::<168>();
+                    }
                 }
             }
+            first = end;
+            let mut done = first >= last;
+            if is_m && known.is_asked() {
+                let small = match columns {
+                    Some(columns) => {
+                        let squares = wg.sum_of_squares(state);
+                        let bound = cut::columns_bound(squares, p.channel.layout.m_blocks(), known.growth);
+                        let small = bound <= p.tolerance;
+                        cut = if small { columns.cut(chunks - first, bound) } else { Cut::default() };
+                        small
+                    }
+                    None => true,
+                };
+                done |= wg.sync_and(small);
+            }
+            // SAFETY: as above.
+            if unsafe { warp::all(done) } {
+                break;
+            }
         }
-        number += segment.chunks;
+        if let Some(columns) = columns
+            && known.rows == within
+            && (!is_m || first == within)
+        {
+            cut = columns.cut(chunks - within, known.bound);
+        }
+        number += first;
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::Scan, [start, end], [item.head, item.first_block], 0);
         if let Some(columns) = columns {
             wg.sync();
-            healthy = hand_over(wg, p, &port, &item, &segment, columns, state);
+            healthy = hand_over(wg, p, &port, &item, &segment, columns, state, cut);
         }
         // SAFETY: as above.
         unsafe { ptx::fence_proxy_async_shared() };
     }
 }
 
-/// The chunks of an item, on a walking warpgroup. `CORRECTED`: outputs are corrected later and go to f32 scratch.
+/// The chunks `span` of an item, on a walking warpgroup. `CORRECTED`: outputs are corrected later and go to f32 scratch.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 fn walk<const N: usize, const CORRECTED: bool>(
@@ -128,8 +185,7 @@ fn walk<const N: usize, const CORRECTED: bool>(
     segment: &Segment,
     columns: Columns,
     s: &mut [f32; 64],
-    first_number: u32,
-    chunks: u32,
+    span: Span,
 ) {
     let outputs = Outputs::<CORRECTED> { wg, p, item, tokens: Tokens::of(wg, p, segment), columns };
     let lane = ptx::laneid();
@@ -137,9 +193,9 @@ fn walk<const N: usize, const CORRECTED: bool>(
     let (mut r, mut o) = ([0f32; 32], [0f32; 32]);
     let (mut s_half, mut r_half) = ([0u32; 32], [0u32; 16]);
     repeat!(I in 32 => { s_half[I] = ptx::cvt_rn_bf16x2_f32(s[2 * I + 1], s[2 * I]); });
-    let mut index = 0;
-    while index < chunks {
-        let at = pipeline.place(first_number + index);
+    let mut index = span.first;
+    while index < span.end {
+        let at = pipeline.place(span.number + index);
         // SAFETY: barriers and stages are the block's; control flow is uniform in the warpgroup; every product's
         // registers are carried by the waits that follow.
         unsafe {

@@ -95,6 +95,18 @@ impl<const N: usize> Pipeline<N> {
     }
 }
 
+/// Chunks of an item that are walked in one go.
+#[derive(Clone, Copy)]
+pub(super) struct Span {
+    /// Number of the item's first chunk, counted over all items of the block.
+    pub(super) number: u32,
+    /// First chunk, counted from the segment's first, and the one behind the last.
+    pub(super) first: u32,
+    pub(super) end: u32,
+    /// Chunks of the segment whose outputs are corrected later and go to f32 scratch.
+    pub(super) corrected: u32,
+}
+
 /// The tokens of a segment's chunks: they follow each other, and only the last chunk may be short.
 #[derive(Clone, Copy)]
 pub(super) struct Tokens {

@@ -11,6 +11,7 @@
 
 mod acc;
 mod backward;
+mod bounds;
 mod convolution;
 mod fragment;
 mod global;
@@ -184,21 +185,23 @@ impl Warpgroup<'_> {
         self.own_barriers = 0;
     }
 
-    /// Barrier of the block that tells whether `vote` was true on all warpgroups.
+    /// Barrier of the block that tells whether `vote`, which is the same for a warpgroup, was true on all of them.
     pub fn sync_and(&mut self, vote: bool) -> bool {
         let at = self.base + VOTE_AT;
         self.sync_block();
-        // SAFETY: the reserved area is this module's; the barriers order the accesses.
+        // SAFETY: the reserved area is this module's; each warpgroup writes a word of its own, and the barriers order the
+        // accesses.
         unsafe {
-            if thread::thread_idx_x() == 0 {
-                ptx::st_shared_u32(at, 1);
+            if self.thread == 0 {
+                ptx::st_shared_u32(at + 4 * self.index, vote as u32);
             }
             self.sync_block();
-            if !vote {
-                ptx::st_shared_u32(at, 0);
+            let (mut all, mut i) = (1, 0);
+            while i < self.count {
+                all &= ptx::ld_shared_u32(at + 4 * i);
+                i += 1;
             }
-            self.sync_block();
-            ptx::ld_shared_u32(at) != 0
+            all != 0
         }
     }
 
@@ -211,6 +214,21 @@ impl Warpgroup<'_> {
             if thread::thread_idx_x() == 0 {
                 let number = self.word(ticket, 0).fetch_add(1, Ordering::Relaxed);
                 ptx::st_shared_u64(at, number);
+            }
+            self.sync_block();
+            ptx::ld_shared_u64(at)
+        }
+    }
+
+    /// The first warpgroup's `value`, for the whole block; contains barriers.
+    #[inline(always)]
+    pub fn share_block(&mut self, value: u64) -> u64 {
+        let at = self.base + TICKET_AT;
+        self.sync_block();
+        // SAFETY: as in `sync_and`.
+        unsafe {
+            if thread::thread_idx_x() == 0 {
+                ptx::st_shared_u64(at, value);
             }
             self.sync_block();
             ptx::ld_shared_u64(at)

@@ -10,6 +10,7 @@
 
 mod acc;
 mod backward;
+mod bounds;
 pub mod check;
 mod convolution;
 mod global;
@@ -216,6 +217,16 @@ impl<'a> Warpgroup<'a> {
         if self.index == 0 {
             let number = self.word(ticket, 0).fetch_add(1, core::sync::atomic::Ordering::Relaxed);
             self.block_shared.ticket.set(number);
+        }
+        self.sync_block();
+        self.block_shared.ticket.get()
+    }
+
+    /// The first warpgroup's `value`, for the whole block; contains barriers.
+    pub fn share_block(&mut self, value: u64) -> u64 {
+        self.sync_block();
+        if self.index == 0 {
+            self.block_shared.ticket.set(value);
         }
         self.sync_block();
         self.block_shared.ticket.get()

@@ -14,7 +14,7 @@ use crate::cli::progress::Progress;
 use crate::cli::run::machine_epoch;
 use crate::exec::{Body, DeviceInputs, DeviceTensor, ExecError, Executor, Waits};
 use crate::gradients::{Gradients, Upstream};
-use crate::op::{Config, ContextParallel, ForwardOut, Mode, OpError, Report};
+use crate::op::{Config, ContextParallel, CutReport, ForwardOut, Mode, OpError, Report};
 use crate::plan::Plan;
 use crate::trace::Trace;
 use crate::world::Pe;
@@ -50,6 +50,8 @@ pub(super) struct Pass {
     /// A step of those that were enqueued back to back, in microseconds; of the last direction, with the first one before it.
     pub back_to_back_us: Option<f64>,
     pub bytes_sent: u64,
+    /// Of one step: the same steps leave out the same.
+    pub cut: CutReport,
     pub scratch_bytes: usize,
     pub peak_device_bytes: usize,
     pub waits: Waits,
@@ -71,6 +73,7 @@ impl Pass {
             samples[before] += us(launch.time);
         }
         self.bytes_sent = self.bytes_sent.max(report.bytes_sent);
+        self.cut = report.cut;
         self.scratch_bytes = self.scratch_bytes.max(report.scratch_bytes);
         self.peak_device_bytes = self.peak_device_bytes.max(report.peak_device_bytes);
         self.waits = report.waits;

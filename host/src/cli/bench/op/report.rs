@@ -16,7 +16,7 @@ use super::work::{ByKernel, Part, Roofline, Sizes, Work};
 use super::{Gates, Setup};
 use crate::exec::Waits;
 use crate::inputs::Op;
-use crate::op::{Device, Mode, Recompute};
+use crate::op::{CutReport, Device, Mode, Recompute};
 use crate::tensor::Dtype;
 
 /// What is the same for all points.
@@ -36,6 +36,8 @@ pub struct Settings {
     pub dtype: Dtype,
     /// Chunk length.
     pub chunk: usize,
+    /// How small the norm of a transition must be for the rest of it to be left out.
+    pub cut_tolerance: f32,
     /// What a backward pass computed again.
     pub recompute: Recompute,
     /// What computed.
@@ -64,6 +66,7 @@ impl Settings {
             value_dim: setup.v,
             dtype: setup.dtype,
             chunk: setup.chunk,
+            cut_tolerance: setup.cut_tolerance,
             recompute: setup.recompute,
             device: setup.device,
             world,
@@ -144,6 +147,8 @@ pub struct Measured {
     pub kernels: Vec<Kernel>,
     /// Payload bytes of the PE that sent most.
     pub bytes_sent: u64,
+    /// What all PEs left out of transitions; floating-point operations and bytes below count it.
+    pub cut: CutReport,
     /// Scratch memory of the PE that has most.
     pub scratch_bytes: usize,
     /// Device memory of the PE that held most, since the operation was made.
@@ -191,6 +196,7 @@ fn sum(forward: &PassSamples, backward: &PassSamples) -> PassSamples {
         kernels: Vec::new(),
         back_to_back_us: backward.back_to_back_us,
         bytes_sent: forward.bytes_sent + backward.bytes_sent,
+        cut: forward.cut.plus(backward.cut),
         scratch_bytes: forward.scratch_bytes.max(backward.scratch_bytes),
         peak_device_bytes: forward.peak_device_bytes.max(backward.peak_device_bytes),
         waits: backward.waits,
@@ -256,6 +262,7 @@ impl Point<'_> {
             exposed_wait_us: Summary::of(&largest(&|samples| &samples.exposed_wait_us))?,
             kernels: names.iter().filter_map(kernel).collect(),
             bytes_sent: all.iter().map(|samples| samples.bytes_sent).max()?,
+            cut: all.iter().fold(CutReport::default(), |cut, samples| cut.plus(samples.cut)),
             scratch_bytes: all.iter().map(|samples| samples.scratch_bytes).max()?,
             peak_device_bytes: all.iter().map(|samples| samples.peak_device_bytes).max()?,
             flop: work.flop,
@@ -331,7 +338,7 @@ pub(super) fn text(envelope: &Envelope<Settings, Measured>) -> String {
         ]
         .into_iter()
         .chain(known.then(|| numbers(&["roofline"])))
-        .chain([numbers(&["wait us", "sent", "scratch", "peak"])])
+        .chain([numbers(&["wait us", "M walked", "sent", "scratch", "peak"])])
         .flatten(),
     );
     let mut kernels = table(
@@ -354,7 +361,7 @@ pub(super) fn text(envelope: &Envelope<Settings, Measured>) -> String {
                 .chain([number(point.back_to_back_us.map(|us| significant(us).to_string()).unwrap_or_default())])
                 .chain(rates)
                 .chain(point.roofline.as_ref().map(|share| number(percent(share))))
-                .chain([number(significant(point.exposed_wait_us.median))])
+                .chain([number(significant(point.exposed_wait_us.median)), number(walked(&point.cut))])
                 .chain(bytes.map(|bytes| number(BinaryBytes(bytes)))),
         );
         for kernel in &point.kernels {
@@ -370,6 +377,14 @@ pub(super) fn text(envelope: &Envelope<Settings, Measured>) -> String {
         text += "\nPEs shared a GPU and waited for each other on the host: times are no measure of two GPUs.\n";
     }
     text
+}
+
+/// The share of the chunks of M that were walked.
+fn walked(cut: &CutReport) -> String {
+    match cut.m_chunks {
+        0 => "-".to_owned(),
+        all => format!("{:.0} %", 100.0 * cut.m_chunks_walked as f64 / all as f64),
+    }
 }
 
 fn settings(settings: &Settings) -> String {
