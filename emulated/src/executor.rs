@@ -73,6 +73,8 @@ impl Emulated {
         let (next, failed) = (AtomicU32::new(0), AtomicBool::new(false));
         let work = |emulator: &Mutex<Emulator>| -> Result<(), Fault> {
             let idle = || {
+                // What is waited for is another PE's work, on the same cores.
+                std::thread::sleep(Duration::from_micros(50));
                 if (launch.peer_failed)() || failed.load(Ordering::Relaxed) {
                     self.abort();
                 }
