@@ -253,7 +253,21 @@ class Figures(unittest.TestCase):
         self.assertFalse(figures.trace(said)["passed"])
 
 
-class CommandLine(unittest.TestCase):
+class CommandLine(Folder):
+    def test_told_to_stop_it_ends_what_it_has_started(self):
+        pid = self.folder / "pid"
+        program = self.script("deltalink", f'[ "$1" = --version ] && exit; echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 3600')
+        words = ["--device", "cpu", "--phases", "comm-auto", "--deltalink", program, "--out", self.folder / "records"]
+        child = subprocess.Popen([sys.executable, record.__file__, *words], stderr=subprocess.DEVNULL)
+        begun = time.monotonic()
+        while not pid.exists():
+            self.assertLess(time.monotonic() - begun, 300)
+            time.sleep(0.01)
+        child.terminate()
+        self.assertEqual(child.wait(timeout=300), 143)
+        stat_now = running.stat_of(int(pid.read_text()))
+        self.assertTrue(stat_now is None or stat_now[0] in "ZX", stat_now)
+
     def test_unknown_phases_are_refused(self):
         done = subprocess.run([sys.executable, record.__file__, "--phases", "tree"], capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stderr), (1, "error: there is no phase tree; --list shows all\n"))
