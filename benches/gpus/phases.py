@@ -81,7 +81,7 @@ def doctor(name, limit_s, option, read):
     def commands(session, folder):
         return [session.deltalink("doctor", option, "--json", folder / "report.json")]
 
-    return Phase(name, "one", limit_s, commands, lambda session, folder: read(report(folder)))
+    return Phase(name, "one", limit_s, commands, lambda session, folder: read(report(folder), not session.toy))
 
 
 def steps(name, group, limit_s, op, tokens, *words, gates="both", missing=lambda session: None):

@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,8 @@ GROUPS = ("one", "two", "peers")
 
 
 def main():
+    # Told to stop, it ends what it has started: by leaving as it would after an error.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     arguments = parse()
     chosen = choose(arguments.phases)
     if arguments.list:

@@ -218,6 +218,16 @@ class Figures(unittest.TestCase):
                      "RACECHECK SUMMARY: 3 hazards displayed (3 errors, 0 warnings)\n"):
             self.assertFalse(figures.sanitizer(text)["passed"], text)
 
+    def test_what_ran_on_the_cpu_alone_is_no_record_of_a_gpu(self):
+        rows = {"passed": True, "rows": [{"cases": 2, "failures": 0}], "gpu": None}
+        self.assertEqual([figures.tiles(rows, on_gpu)["passed"] for on_gpu in (False, True)], [True, False])
+        self.assertTrue(figures.tiles({**rows, "gpu": "X"}, True)["passed"])
+        on_cpu = {"item": "self-test on the CPU", "status": "ok", "found": "2 PEs"}
+        on_gpu = {"item": "self-test on one GPU", "status": "ok", "found": "2 PEs"}
+        for findings, wanted, passed in (([on_cpu], False, True), ([on_cpu], True, False), ([on_cpu, on_gpu], True, True),
+                                         ([on_cpu, {**on_gpu, "status": "failed"}], True, False), ([], False, False)):
+            self.assertEqual(figures.self_test({"findings": findings}, wanted)["passed"], passed, findings)
+
     def test_convolutions_are_counted(self):
         text = "f32, 2 taps, cuts Equal(1): 1e-7, in f32 1e-7: pass\nforward, again, PE 0: convolve 12.0 us, 90 GB/s of tokens\n"
         good = figures.convolution(text)
@@ -243,7 +253,21 @@ class Figures(unittest.TestCase):
         self.assertFalse(figures.trace(said)["passed"])
 
 
-class CommandLine(unittest.TestCase):
+class CommandLine(Folder):
+    def test_told_to_stop_it_ends_what_it_has_started(self):
+        pid = self.folder / "pid"
+        program = self.script("deltalink", f'[ "$1" = --version ] && exit; echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 3600')
+        words = ["--device", "cpu", "--phases", "comm-auto", "--deltalink", program, "--out", self.folder / "records"]
+        child = subprocess.Popen([sys.executable, record.__file__, *words], stderr=subprocess.DEVNULL)
+        begun = time.monotonic()
+        while not pid.exists():
+            self.assertLess(time.monotonic() - begun, 300)
+            time.sleep(0.01)
+        child.terminate()
+        self.assertEqual(child.wait(timeout=300), 143)
+        stat_now = running.stat_of(int(pid.read_text()))
+        self.assertTrue(stat_now is None or stat_now[0] in "ZX", stat_now)
+
     def test_unknown_phases_are_refused(self):
         done = subprocess.run([sys.executable, record.__file__, "--phases", "tree"], capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stderr), (1, "error: there is no phase tree; --list shows all\n"))

@@ -92,6 +92,16 @@ fn mpiexec_starts_the_pes() {
 }
 
 #[test]
+fn what_mpiexec_started_repeats_and_compares() {
+    let Some(mpiexec) = mpiexec() else { return };
+    let args = ["run", "--backward", "--op", "kda", "--repeat", "10", "--jitter", "200", "--json", "-"];
+    let reports: Vec<Value> = serde_json::from_str(&succeeds(&launched(&mpiexec, "3", &args))).unwrap();
+    let found = &reports[0]["repetitions"];
+    assert_eq!((&found["repetitions"], &found["different"]), (&10.into(), &0.into()), "{found}");
+    assert_eq!((&found["backward"], &reports[0]["passed"]), (&true.into(), &true.into()), "{found}");
+}
+
+#[test]
 fn what_mpiexec_started_is_told_what_is_wrong_once() {
     let Some(mpiexec) = mpiexec() else { return };
     for (args, reason) in [

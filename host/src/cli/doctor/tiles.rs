@@ -51,7 +51,7 @@ fn compare_gpu(
     use crate::exec::conformance::{OnGpu, against_cpu};
     use crate::exec::cuda::{CudaError, Gpu};
     match Gpu::count() {
-        Err(CudaError::NoDevice | CudaError::Driver { .. }) => return Ok(None),
+        Err(CudaError::NoDriver { .. } | CudaError::NoDevice | CudaError::Driver { .. }) => return Ok(None),
         Err(error) => return Err(error.into()),
         Ok(_) => {}
     }
