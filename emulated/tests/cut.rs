@@ -58,3 +58,19 @@ fn transitions_that_matter() {
     let cuts = cut(&spec(Op::Gdn, 64 + 35 * 64, Decay::None), &run);
     assert_eq!((cuts[1].m_chunks, cuts[1].m_chunks_walked, cuts[1].largest_bound), (70, 70, 0.0), "{:?}", cuts[1]);
 }
+
+/// The portable bodies as a GPU runs them: the same cut as on the CPU, where steps are too small to erase anything in between.
+#[test]
+fn portable_bodies_cut_where_the_cpu_does() {
+    for (op, dtype) in [(Op::Gdn, Dtype::Bf16), (Op::Kda, Dtype::F32)] {
+        let spec = Spec { op, t: 260, h: 1, hv: 2, k: 48, v: 32, dtype, decay: Decay::Fast, ..Spec::default() };
+        let config = Config { chunk: 16, ..Config::default() };
+        let run = Run { cuts: Cuts::at(vec![30, 150]), hopper: false, config, ..Run::on(3) };
+        let compared = forward(&spec, &run).unwrap_or_else(|error| panic!("{spec:?} {run:?}: {error}"));
+        assert_eq!(compared.mismatch, None, "{spec:?}");
+        assert!(compared.launched.contains(&format!("scan_push_{dtype}")), "{:?}", compared.launched);
+        // Two heads, of which each walks its one block of M for one chunk.
+        let report = compared.cuts[1];
+        assert_eq!((report.m_chunks, report.m_chunks_walked, report.empty_messages), (16, 2, 2), "{op} {dtype}");
+    }
+}

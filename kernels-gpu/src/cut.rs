@@ -26,8 +26,8 @@
 //! An output changes by at most `tolerance * |q_t scale| * |S_in|`, a state by `tolerance * |S_in|`. The tolerance is
 //! relative to the state that arrives, and 2^-24 by default: an f32 sum over K channels loses as much by itself.
 //!
-//! Rounding: the first criterion bounds the exact M of the given inputs, so what it leaves out is within the tolerance of
-//! the exact result, whatever the walk would have made of it. The second one measures the M that the walk has computed, which is
+//! Rounding: the first criterion bounds the exact M of the given inputs (with the decays that `prep` computes of them), so what it
+//! leaves out is within the tolerance of the exact result, whatever the walk would have made of it. The second one measures the M that the walk has computed, which is
 //! the exact one plus the rounding errors made so far, E. What is left out is then the continuation of the measured part, within the
 //! tolerance, and that of E, which the walk would have carried on as well, unknowing, as an error of its result.
 //! So the error with the cut exceeds that of the walk's arithmetic up to the cut by at most the tolerance, for f32

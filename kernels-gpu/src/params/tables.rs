@@ -146,7 +146,8 @@ impl Records {
     /// Of `count` chunks from `chunk`: the factor and the growth of each, `[count,2]`.
     #[inline(always)]
     pub fn factors(&self, chunk: usize, count: usize, head: usize) -> Matrix {
-        let chunks = self.factors.len as usize / (2 * self.sizes.hv as usize);
+        // (Not below 1, so that no check for 0 stands in the kernels.)
+        let chunks = self.factors.len as usize / (2 * self.sizes.hv.max(1) as usize);
         self.factors.matrix(2 * (head * chunks + chunk), count, 2, 2, 1)
     }
     /// exp(G_last) as a row, `[1,K]`.
