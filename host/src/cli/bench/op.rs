@@ -50,8 +50,9 @@ How to read the result:
   pass       forward, backward, or both: the sum of the two in each repeat
   time       of a step on the device, from the begin of its first kernel to the end of its last, on the PE
              that took longest. On the CPU, wall time.
-  queued     time of a step where many are enqueued back to back and the host waits for none; of a step
-             forward, or of both passes together. Empty where steps need the host (bulk mode, shared GPUs)
+  queued     time of a step where many are enqueued back to back and the host waits for none; of a
+             forward step, or of both passes together. Empty where steps need the host (bulk mode,
+             shared GPUs)
   TFLOP/s    products that the algorithm asks for, over that time, of the PE that has most to do
   TB/s       bytes that its kernels read and write, each tensor once for each kernel
   roofline   least time of its kernels one by one, at --peak-tflops and --peak-tbs, over the time

@@ -45,6 +45,8 @@ pub struct CudaExecutor {
     residencies: HashMap<(String, u32, u32), Residency>,
     /// Whether what is launched is captured.
     captures: bool,
+    /// Whether something was launched that nobody has waited for.
+    unfinished: bool,
     timing: bool,
     /// Begin of the step since times were last taken, begin and end of each launch since then, and spare events.
     begun: Option<Event>,
@@ -72,6 +74,7 @@ impl CudaExecutor {
             watch: gpu.host_buffer(size_of::<Watch>())?,
             residencies: HashMap::new(),
             captures: false,
+            unfinished: false,
             timing: true,
             begun: None,
             timed: Vec::new(),
@@ -123,6 +126,7 @@ impl CudaExecutor {
     /// # Safety
     /// Tensors that the captured steps use are where they were, until the stream has done them.
     pub(crate) unsafe fn replay(&mut self, graph: &Graph) -> Result<(), CudaError> {
+        self.unfinished = true;
         // SAFETY: the caller's promise for tensors; everything else was pinned while it was captured.
         unsafe { graph.launch(&self.stream) }
     }
@@ -168,6 +172,7 @@ impl CudaExecutor {
         // SAFETY: the entry takes these parameters by value. Memory that they name stays until the stream has done the step: the
         // executor's, because its release waits for the stream's work, the caller's by its promise, where a call returns before.
         unsafe { function.launch(&self.stream, shape, params)? };
+        self.unfinished |= !self.captures;
         tracing::debug!(kernel = K::NAME, blocks = count, threads, shared_bytes, "launched");
         Ok(())
     }
@@ -177,7 +182,7 @@ impl CudaExecutor {
     }
 
     /// Waits for all launches so far. Kernels that wait for another PE give up when `peer_failed`.
-    fn wait_until_done(&self, peer_failed: &dyn Fn() -> bool) -> Result<(), CudaError> {
+    fn wait_until_done(&mut self, peer_failed: &dyn Fn() -> bool) -> Result<(), CudaError> {
         let (mut told, mut warned) = (false, false);
         self.stream.synchronize_with(|| {
             if !told && peer_failed() {
@@ -189,7 +194,19 @@ impl CudaExecutor {
                 tracing::debug!(%expired, "a kernel gave up; waiting for the others to end");
                 warned = true;
             }
-        })
+        })?;
+        self.unfinished = false;
+        Ok(())
+    }
+}
+
+impl Drop for CudaExecutor {
+    fn drop(&mut self) {
+        if self.unfinished {
+            // What was only enqueued still uses the heap, and other PEs' slots, which others get next. It ends, because its waits
+            // are bounded; if it ended badly there is nothing left to do about it.
+            let _ = self.stream.synchronize();
+        }
     }
 }
 
