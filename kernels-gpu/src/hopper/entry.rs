@@ -2,9 +2,9 @@
 
 use cuda_std::kernel;
 
-use super::{fix, prep, scan};
+use super::{backward, fix, prep, scan};
 use crate::gate::{Gdn, Kda};
-use crate::params::{FixParams, PrepParams, ScanParams};
+use crate::params::{FixParams, PrepParams, ScanBackParams, ScanParams, StatesParams};
 use crate::tile::Warpgroup;
 
 /// [`prep::prep`].
@@ -60,4 +60,26 @@ pub unsafe fn fix_out_bf16_hopper(params: FixParams) {
     // SAFETY: the first thing in the kernel; its threads are whole warpgroups.
     let mut wg = unsafe { Warpgroup::enter() };
     fix::fix_out(&mut wg, &params);
+}
+
+/// [`backward::states::scan_states`].
+///
+/// # Safety
+/// The parameters must describe memory of this device that lives as long as the launch.
+#[kernel(threads = 256, registers = 240)]
+pub unsafe fn scan_states_bf16_hopper(params: StatesParams) {
+    // SAFETY: the first thing in the kernel; its threads are whole warpgroups.
+    let mut wg = unsafe { Warpgroup::enter() };
+    backward::states::scan_states(&mut wg, &params);
+}
+
+/// [`backward::scan::scan_back`].
+///
+/// # Safety
+/// The parameters must describe memory of this device that lives as long as the launch.
+#[kernel(threads = 256, registers = 240)]
+pub unsafe fn scan_back_bf16_hopper(params: ScanBackParams) {
+    // SAFETY: the first thing in the kernel; its threads are whole warpgroups.
+    let mut wg = unsafe { Warpgroup::enter() };
+    backward::scan::scan_back(&mut wg, &params);
 }
