@@ -25,6 +25,10 @@ pub trait Kernel: bytemuck::Pod + Sync {
         let _ = warpgroups;
         Self::device_entry(op, Dtype::Bf16)
     }
+    /// Whether there is a body for Hopper.
+    fn has_hopper() -> bool {
+        Self::hopper_entry(Op::Kda, 2) != Self::device_entry(Op::Kda, Dtype::Bf16)
+    }
 }
 
 /// Instantiates a kernel for the operand type of a launch.
@@ -104,6 +108,9 @@ impl Kernel for ScanBackParams {
     fn device_entry(_: Op, dtype: Dtype) -> String {
         format!("scan_back_{dtype}")
     }
+    fn hopper_entry(_: Op, _: usize) -> String {
+        "scan_back_bf16_hopper".into()
+    }
 }
 
 impl Kernel for StatesParams {
@@ -113,6 +120,9 @@ impl Kernel for StatesParams {
     }
     fn device_entry(_: Op, dtype: Dtype) -> String {
         format!("scan_states_{dtype}")
+    }
+    fn hopper_entry(_: Op, _: usize) -> String {
+        "scan_states_bf16_hopper".into()
     }
 }
 
@@ -184,5 +194,19 @@ pub(super) fn hopper_entries() -> Vec<String> {
     names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::hopper_entry(op, kernels_gpu::hopper::PREP_WARPGROUPS)));
     names.push(FixParams::hopper_entry(Op::Kda, kernels_gpu::fixup::WARPGROUPS));
     names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));
+    let walk = kernels_gpu::hopper::backward::WALK_WARPGROUPS;
+    names.extend([StatesParams::hopper_entry(Op::Kda, walk), ScanBackParams::hopper_entry(Op::Kda, walk)]);
     names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_say_whether_they_have_a_body_for_hopper() {
+        assert!(PrepParams::has_hopper() && ScanParams::has_hopper() && FixParams::has_hopper());
+        assert!(StatesParams::has_hopper() && ScanBackParams::has_hopper());
+        assert!(!ReduceParams::has_hopper() && !CommBenchParams::has_hopper());
+    }
 }
