@@ -8,15 +8,15 @@
 //! * `v_new`, `d_v_new`: of each chunk, head and block of 64 columns of V a panel (64 rows = tokens, 64 columns = V), with zeros in
 //!   the rows behind a partial chunk. [`value_panels_len`] says how many elements that makes.
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod feed;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod pipeline;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod results;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 pub mod scan;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 pub mod states;
 
 use super::{CHANNELS, CHUNK, IMAGE, PANEL, RECORD_AQK, RECORD_KG, RECORD_QG, RECORD_W};
