@@ -66,3 +66,45 @@ fn in_every_order_of_events() {
         check(&spec(op, 260), &[0, 260], false, schedule);
     }
 }
+
+/// Sequences of every kind on three PEs: gradients and transitions travel, a PE in the middle walks twice, items follow each
+/// other in one block, chunks are partial.
+#[test]
+fn pes_find_the_gradients_of_the_whole() {
+    let cuts = [0, 70, 133, 240];
+    for (op, exact, state_layout, schedule) in [
+        (Op::Kda, false, StateLayout::KFirst, Schedule::ALL[0]),
+        (Op::Gdn, false, StateLayout::VFirst, Schedule::ALL[3]),
+        (Op::Kda, true, StateLayout::VFirst, Schedule::ALL[1]),
+    ] {
+        let cu_seqlens = Some(vec![0, 10, 10, 220, 240, 240]);
+        let spec = Spec { cu_seqlens, state_layout, ..spec(op, 240) };
+        let case = spec.generate();
+        let problem = Problem::new(&case.inputs(), case.cu_seqlens()).unwrap();
+        let weight = transition_weight(&problem, &cuts);
+        assert!(weight.max_forwarded > 0.1, "{spec}: transitions do not matter here: {weight:?}");
+        check(&spec, &cuts, exact, schedule);
+    }
+}
+
+#[test]
+fn decays_that_nothing_survives() {
+    for (op, decay) in [(Op::Kda, Decay::AllStrong), (Op::Gdn, Decay::Bursty)] {
+        check(&Spec { decay, gate: GateKind::Given, ..spec(op, 100) }, &[0, 100], false, Schedule::default());
+    }
+}
+
+/// In exact mode with cuts between chunks, PEs find bit for bit what one PE finds.
+#[test]
+fn a_cut_changes_no_bit_in_exact_mode() {
+    let spec = spec(Op::Kda, 200);
+    let cuts = [0, 64, 128, 200];
+    let one = check(&spec, &[0, 200], true, Schedule::default());
+    let three = check(&spec, &cuts, true, Schedule::default());
+    // All reverse scans first; then each PE's forward walk, and its second reverse scan, which has nothing to do.
+    let [.., (name, states, values)] = &one[..] else { panic!("{} launches", one.len()) };
+    let parts: Vec<&Left> = three.iter().skip(3).skip(1).step_by(2).collect();
+    assert!(*name == "scan_back" && parts.len() == 3 && parts.iter().all(|part| part.0 == *name));
+    assert_eq!(parts.iter().flat_map(|part| &part.1).collect::<Vec<_>>(), states.iter().collect::<Vec<_>>());
+    assert_eq!(parts.iter().flat_map(|part| &part.2).collect::<Vec<_>>(), values.iter().collect::<Vec<_>>());
+}
