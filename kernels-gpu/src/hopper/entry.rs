@@ -2,9 +2,10 @@
 
 use cuda_std::kernel;
 
+use super::backward::grad;
 use super::{fix, prep, scan};
 use crate::gate::{Gdn, Kda};
-use crate::params::{FixParams, PrepParams, ScanParams};
+use crate::params::{FixParams, GradParams, PrepParams, ScanParams};
 use crate::tile::Warpgroup;
 
 /// [`prep::prep`].
@@ -60,4 +61,26 @@ pub unsafe fn fix_out_bf16_hopper(params: FixParams) {
     // SAFETY: the first thing in the kernel; its threads are whole warpgroups.
     let mut wg = unsafe { Warpgroup::enter() };
     fix::fix_out(&mut wg, &params);
+}
+
+/// [`grad::grad`].
+///
+/// # Safety
+/// The parameters must describe memory of this device that lives as long as the launch.
+#[kernel(threads = 512)]
+pub unsafe fn grad_kda_bf16_hopper(params: GradParams) {
+    // SAFETY: the first thing in the kernel; its threads are whole warpgroups.
+    let mut wg = unsafe { Warpgroup::enter() };
+    grad::grad::<Kda>(&mut wg, &params);
+}
+
+/// [`grad::grad`].
+///
+/// # Safety
+/// The parameters must describe memory of this device that lives as long as the launch.
+#[kernel(threads = 512)]
+pub unsafe fn grad_gdn_bf16_hopper(params: GradParams) {
+    // SAFETY: the first thing in the kernel; its threads are whole warpgroups.
+    let mut wg = unsafe { Warpgroup::enter() };
+    grad::grad::<Gdn>(&mut wg, &params);
 }

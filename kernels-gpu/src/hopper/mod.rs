@@ -6,6 +6,7 @@
 //! are permuted by `piece ^ (row % 8)` (the 128-byte swizzle). The same panel can be read row by row (K-major) and column
 //! by column (MN-major), so each operand has one image for all products.
 
+pub mod backward;
 #[cfg(all(target_arch = "nvptx64", not(feature = "nvshmem")))]
 pub mod entry;
 #[cfg(target_arch = "nvptx64")]

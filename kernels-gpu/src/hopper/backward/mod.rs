@@ -1,0 +1,3 @@
+//! The backward's kernels for Hopper.
+
+pub mod grad;
