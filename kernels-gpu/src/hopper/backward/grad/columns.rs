@@ -1,5 +1,6 @@
 //! A thread's columns: loads, norms, decays, and the operands that are made of them.
 
+use cuda_std::ptx::Carried;
 use cuda_std::{ptx, thread, warp};
 
 use super::body::*;
@@ -26,6 +27,30 @@ pub(super) struct Gradients {
     pub dk: [[f32; 2]; 8],
     /// Of g.
     pub dg: [[f32; 2]; 8],
+}
+
+/// Has these sums made here, and not where they are used at last: until then everything that they are made of would have to be
+/// kept.
+#[inline(always)]
+pub(super) fn pin(x: &mut [[f32; 2]; 8]) {
+    let mut flat = [0f32; 16];
+    repeat!(I in 8 => {
+        flat[2 * I] = x[I][0];
+        flat[2 * I + 1] = x[I][1];
+    });
+    (&mut flat).carry();
+    repeat!(I in 8 => { x[I] = [flat[2 * I], flat[2 * I + 1]]; });
+}
+
+impl Gradients {
+    /// [`pin`] of all sums.
+    #[inline(always)]
+    pub fn pin(&mut self, of_k: &mut [f32; 8]) {
+        pin(&mut self.dq);
+        pin(&mut self.dk);
+        pin(&mut self.dg);
+        of_k.carry();
+    }
 }
 
 #[inline(always)]

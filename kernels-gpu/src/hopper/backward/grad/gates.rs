@@ -113,7 +113,11 @@ fn sigmoid_slope(x: f32) -> f32 {
 /// # Safety
 /// By whole warps.
 #[inline(always)]
-pub(super) unsafe fn log2_decays<G: Gate, const HALF: u32>(p: &PrepParams, at: &Place, mut x: [[f32; 2]; 8]) -> [[f32; 2]; 8] {
+pub(super) unsafe fn log2_decays<G: Gate, const HALF: u32>(
+    p: &PrepParams,
+    at: &Place,
+    mut x: [[f32; 2]; 8],
+) -> [[f32; 2]; 8] {
     if p.gate_form == GateForm::Given as u32 {
         repeat!(I in 8 => { x[I] = [x[I][0] * LOG2_E, x[I][1] * LOG2_E]; });
         return x;

@@ -3,7 +3,7 @@
 use cuda_std::ptx;
 
 use super::body::*;
-use super::columns::{Columns, Gradients, compact, decay_of, fused, plus, scaled, times, to_boundary};
+use super::columns::{Columns, Gradients, compact, decay_of, fused, pin, plus, scaled, times, to_boundary};
 use super::stage::pair_at;
 use crate::hopper::repeat;
 
@@ -53,6 +53,7 @@ unsafe fn add_rows(
         from_here = plus(from_here, shares[I]);
         g.dg[I] = plus(g.dg[I], from_here);
     });
+    g.pin(of_k_sums);
     from_here
 }
 
@@ -75,6 +76,8 @@ unsafe fn add_columns(at: &Place, columns: &Columns, g: &mut Gradients, of: Pair
         g.dg[I] = plus(g.dg[I], before);
         before = plus(before, shares[I]);
     });
+    pin(&mut g.dk);
+    pin(&mut g.dg);
     before
 }
 
@@ -178,5 +181,6 @@ pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients, of
         g.dk[I] = plus(g.dk[I], of_k);
         let with_k = times(k, of_k);
         of_k_sums[I] += with_k[0] + with_k[1];
+        g.pin(of_k_sums);
     });
 }
