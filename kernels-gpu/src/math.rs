@@ -1,6 +1,6 @@
 //! Scalar functions of the gates. `core` has no transcendental functions for a device, so they have one home.
 
-#[cfg(not(target_arch = "nvptx64"))]
+#[cfg(not(any(target_arch = "nvptx64", emulated)))]
 mod target {
     /// e^x.
     #[inline(always)]
@@ -19,7 +19,7 @@ mod target {
     }
 }
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod target {
     pub use cuda_std::math::{exp, ln_1p};
 

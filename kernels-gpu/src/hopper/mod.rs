@@ -9,13 +9,13 @@
 pub mod backward;
 #[cfg(all(target_arch = "nvptx64", not(feature = "nvshmem")))]
 pub mod entry;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 pub mod fix;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod operands;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 pub mod prep;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 pub mod scan;
 
 use crate::element::DtypeCode;
@@ -23,7 +23,7 @@ use crate::fixup;
 use crate::params::Sizes;
 use crate::tile::RESERVED_BYTES;
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 pub(crate) use operands::*;
 
 /// Bytes of a panel of 64 rows.

@@ -17,14 +17,14 @@ pub use convolution::{CONVOLUTION_CHANNELS, ConvolutionBack, ConvolutionRun, MAX
 pub use pairs::Pairs;
 pub use put::{Place, Put};
 
-#[cfg(not(target_arch = "nvptx64"))]
+#[cfg(not(any(target_arch = "nvptx64", emulated)))]
 pub mod host;
-#[cfg(not(target_arch = "nvptx64"))]
+#[cfg(not(any(target_arch = "nvptx64", emulated)))]
 pub use host::{Acc, OperandElement, Shared, Warpgroup, increment_acq_rel};
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 pub mod device;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 pub use device::{Acc, DeviceElement as OperandElement, Shared, Warpgroup, increment_acq_rel};
 
 /// Largest extent of a register tile in either direction.

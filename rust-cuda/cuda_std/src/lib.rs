@@ -1,8 +1,8 @@
 //! Device library for kernels written in Rust.
 //!
 //! Modules and names are those of Rust-CUDA's `cuda_std`, for the part that is used here; underneath is rustc's
-//! own `nvptx64-nvidia-cuda` target. `ptx` is the only home of assembly. Everything that exists only on a
-//! device is left out when compiling for another target, so that a crate with device code still checks there.
+//! own `nvptx64-nvidia-cuda` target. `ptx` is the only home of assembly. For any other target the same names are
+//! those of an emulation ([`emulated`]), which runs device code and checks it.
 //!
 //! Device code is built by `cuda_builder`: it marks assembly as convergent, which keeps LLVM from duplicating
 //! barriers and matrix instructions into the arms of a branch. Without that step this library is not sound.
@@ -11,14 +11,20 @@
 
 pub use cuda_std_macros::kernel;
 
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod emulated;
 pub mod math;
 #[cfg(target_arch = "nvptx64")]
 pub mod ptx;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(not(target_arch = "nvptx64"))]
+#[path = "emulated/ptx/mod.rs"]
+pub mod ptx;
 pub mod shared;
 #[cfg(target_arch = "nvptx64")]
 pub mod thread;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(not(target_arch = "nvptx64"))]
+#[path = "emulated/thread.rs"]
+pub mod thread;
 pub mod warp;
 
 /// A panic ends the kernel with a trap: the host sees a launch failure. Messages are not formatted, since that

@@ -50,6 +50,7 @@ impl Word for f32 {
 
 /// The value of lane `lane`.
 #[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn shuffle_idx<T: Word>(value: T, lane: u32) -> T {
     // SAFETY: collective over the warp, by this module's condition.
     T::from_bits(unsafe { ptx::shfl_sync_idx_b32(value.bits(), lane, 0x1f, ALL) })
@@ -57,6 +58,7 @@ pub unsafe fn shuffle_idx<T: Word>(value: T, lane: u32) -> T {
 
 /// The value of the lane whose index is this one's xor `mask`.
 #[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn shuffle_xor<T: Word>(value: T, mask: u32) -> T {
     // SAFETY: collective over the warp, by this module's condition.
     T::from_bits(unsafe { ptx::shfl_sync_bfly_b32(value.bits(), mask, 0x1f, ALL) })
@@ -64,6 +66,7 @@ pub unsafe fn shuffle_xor<T: Word>(value: T, mask: u32) -> T {
 
 /// The value of the lane `delta` further; a lane that has none there keeps its own.
 #[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn shuffle_down<T: Word>(value: T, delta: u32) -> T {
     // SAFETY: collective over the warp, by this module's condition.
     T::from_bits(unsafe { ptx::shfl_sync_down_b32(value.bits(), delta, 0x1f, ALL) })
@@ -71,6 +74,7 @@ pub unsafe fn shuffle_down<T: Word>(value: T, delta: u32) -> T {
 
 /// The value of the lane `delta` before; a lane that has none there keeps its own.
 #[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn shuffle_up<T: Word>(value: T, delta: u32) -> T {
     // SAFETY: collective over the warp, by this module's condition.
     T::from_bits(unsafe { ptx::shfl_sync_up_b32(value.bits(), delta, 0, ALL) })
@@ -78,6 +82,7 @@ pub unsafe fn shuffle_up<T: Word>(value: T, delta: u32) -> T {
 
 /// Whether `condition` holds in every thread.
 #[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn all(condition: bool) -> bool {
     // SAFETY: collective over the warp, by this module's condition.
     unsafe { ptx::vote_sync_all(condition as u32, ALL) }
@@ -85,6 +90,7 @@ pub unsafe fn all(condition: bool) -> bool {
 
 /// Whether `condition` holds in some thread.
 #[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn any(condition: bool) -> bool {
     // SAFETY: collective over the warp, by this module's condition.
     unsafe { ptx::vote_sync_any(condition as u32, ALL) }
@@ -92,6 +98,7 @@ pub unsafe fn any(condition: bool) -> bool {
 
 /// Waits for the warp; what its threads wrote before is visible to all of them after.
 #[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn sync() {
     // SAFETY: collective over the warp, by this module's condition.
     unsafe { ptx::bar_warp_sync(ALL) }

@@ -17,6 +17,10 @@ mod global;
 mod ops;
 #[cfg(feature = "nvshmem")]
 mod put;
+// Every PE's memory is reached, as on the CPU.
+#[cfg(emulated)]
+#[path = "../host/put.rs"]
+mod put;
 mod shared;
 
 pub use acc::Acc;

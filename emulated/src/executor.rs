@@ -1,0 +1,233 @@
+//! Steps on emulated GPUs.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use cuda_std::emulated::{Emulator, Fault, Launch as Blocks, Schedule};
+use deltalink::exec::cpu::{Cpu, CpuMemory, PoolError};
+use deltalink::exec::{
+    Body, ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits,
+};
+use deltalink::tensor::{Dtype, Tensor, TensorView};
+use deltalink::world::Pe;
+use kernels_gpu::element::DtypeCode;
+use kernels_gpu::params::{Sizes, Tensor as Param};
+use kernels_gpu::protocol::{TrapRecord, Watch};
+use kernels_gpu::tile::host::FaultKind;
+
+use crate::entries::entry;
+
+/// One PE's executor: the device's bodies of the kernels, on emulated threads. Memory is the CPU back end's.
+pub struct Emulated {
+    cpu: Cpu,
+    emulators: Vec<Mutex<Emulator>>,
+    schedule: Schedule,
+    hopper: bool,
+    origin: Instant,
+    /// Address of the [`Watch`], or 0.
+    watch: u64,
+    launches: Launches,
+}
+
+/// Names of the entries that an executor has launched. A clone is the same list.
+#[derive(Clone, Debug, Default)]
+pub struct Launches(Arc<Mutex<Vec<String>>>);
+
+impl Launches {
+    /// The names so far, in order.
+    pub fn names(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Emulated {
+    /// An executor that runs `workers` blocks at the same time, with bodies for Hopper where they fit if `hopper`.
+    ///
+    /// # Errors
+    /// [`PoolError`] as the CPU back end.
+    pub fn new(workers: usize, schedule: Schedule, hopper: bool) -> Result<Self, PoolError> {
+        let emulators = (0..workers.max(1)).map(|_| Mutex::new(Emulator::new())).collect();
+        let (cpu, origin) = (Cpu::new(1)?, Instant::now());
+        Ok(Self { cpu, emulators, schedule, hopper, origin, watch: 0, launches: Launches::default() })
+    }
+
+    /// What this executor launches, also after it was given away.
+    pub fn launches(&self) -> Launches {
+        self.launches.clone()
+    }
+
+    /// Tells waiting kernels to give up.
+    fn abort(&self) {
+        if self.watch != 0 {
+            let at = self.watch + std::mem::offset_of!(Watch, abort) as u64;
+            // SAFETY: a word of the page that `watch` has given out, which the inner executor keeps.
+            unsafe { AtomicU64::from_ptr(at as *mut u64) }.store(1, Ordering::Relaxed);
+        }
+    }
+
+    fn run<K: Kernel>(&self, name: &str, launch: &Launch<'_>, params: &K) -> Result<(), Fault> {
+        let entry = entry(name).unwrap_or_else(|| panic!("no entry {name}: add it to deltalink_emulated::entries"));
+        let blocks = match launch.blocks.grid {
+            Grid::Blocks(blocks) => blocks as u32,
+            Grid::Resident => self.emulators.len() as u32,
+        };
+        let (next, failed) = (AtomicU32::new(0), AtomicBool::new(false));
+        let work = |emulator: &Mutex<Emulator>| -> Result<(), Fault> {
+            let idle = || {
+                if (launch.peer_failed)() || failed.load(Ordering::Relaxed) {
+                    self.abort();
+                }
+            };
+            let grid = Blocks {
+                kernel: name,
+                grid: blocks,
+                threads: 128 * launch.blocks.warpgroups as u32,
+                shared_bytes: launch.blocks.shared_bytes as u32,
+                schedule: self.schedule,
+                origin: self.origin,
+                idle: &idle,
+            };
+            // Each worker has an emulator of its own: the lock is never contended.
+            let mut emulator = emulator.lock().unwrap_or_else(PoisonError::into_inner);
+            while !failed.load(Ordering::Relaxed) {
+                let block = next.fetch_add(1, Ordering::Relaxed);
+                if block >= blocks {
+                    break;
+                }
+                // SAFETY: the same parameters, of the same sources; the step keeps all memory that they name.
+                let result = unsafe { entry.run(&mut emulator, &grid, block, params) };
+                failed.fetch_or(result.is_err(), Ordering::Relaxed);
+                result?;
+            }
+            Ok(())
+        };
+        match &self.emulators[..] {
+            [only] => work(only),
+            all => std::thread::scope(|scope| {
+                let workers: Vec<_> = all.iter().map(|emulator| scope.spawn(|| work(emulator))).collect();
+                workers.into_iter().map(|worker| worker.join().expect("a worker returns its fault")).collect()
+            }),
+        }
+    }
+}
+
+/// As a fault of the CPU back end.
+fn as_fault(fault: &Fault) -> ExecError {
+    let place = fault.thread.map(|thread| (fault.block as usize, thread as usize / 128));
+    let kind = FaultKind::Panic(fault.to_string());
+    ExecError::Fault(kernels_gpu::tile::host::Fault { kernel: fault.kernel.clone(), place, kind })
+}
+
+impl Executor for Emulated {
+    type Memory = CpuMemory;
+
+    fn keep(&mut self, bytes: usize) -> Result<CpuMemory, ExecError> {
+        self.cpu.keep(bytes)
+    }
+
+    fn reuse(&mut self, memory: CpuMemory) {
+        self.cpu.reuse(memory);
+    }
+
+    fn input(&mut self, slot: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError> {
+        self.cpu.input(slot, tensor)
+    }
+
+    fn output(&mut self, slot: Slot, tensor: &mut Tensor) -> Result<Param, ExecError> {
+        // Whatever a kernel should fail to write must not look like a result.
+        tensor.data.bytes_mut().fill(0xff);
+        self.cpu.output(slot, tensor)
+    }
+
+    fn fetch(&mut self, slot: Slot, tensor: &mut Tensor) -> Result<(), ExecError> {
+        self.cpu.fetch(slot, tensor)
+    }
+
+    fn scratch(&mut self, which: Scratch, len: usize, dtype: Dtype) -> Result<Param, ExecError> {
+        let memory = self.cpu.scratch(which, len, dtype)?;
+        if memory.is_present() {
+            // SAFETY: memory of this executor, of that many bytes, that no kernel uses now.
+            unsafe { std::ptr::write_bytes(memory.addr as *mut u8, 0xff, len * dtype.size()) };
+        }
+        Ok(memory)
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.cpu.scratch_bytes()
+    }
+
+    fn put_image(&mut self, image: &Image) -> Result<u64, ExecError> {
+        self.cpu.put_image(image)
+    }
+
+    fn get_image(&mut self, image: &mut Image, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError> {
+        self.cpu.get_image(image, peer_failed)
+    }
+
+    fn watch(&mut self) -> Result<u64, ExecError> {
+        self.watch = self.cpu.watch()?;
+        Ok(self.watch)
+    }
+
+    fn trap(&self) -> TrapRecord {
+        self.cpu.trap()
+    }
+
+    fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {
+        let name = match launch.blocks.body {
+            Body::Portable => K::device_entry(launch.op, launch.dtype),
+            Body::Hopper => K::hopper_entry(launch.op, launch.blocks.warpgroups),
+        };
+        let result = self.run(&name, launch, params).map_err(|fault| as_fault(&fault));
+        self.launches.0.lock().unwrap_or_else(PoisonError::into_inner).push(name);
+        result
+    }
+
+    fn take_times(&mut self) -> Result<Times, ExecError> {
+        Ok(Times::default())
+    }
+
+    unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), ExecError> {
+        // SAFETY: by contract.
+        unsafe { self.cpu.copy(to, from, bytes) }
+    }
+
+    fn symmetric(&mut self, pe: &Pe, name: &str, bytes: usize) -> Result<SymmetricBytes, ExecError> {
+        self.cpu.symmetric(pe, name, bytes)
+    }
+
+    fn heap_bytes(&self, pe: &Pe) -> usize {
+        self.cpu.heap_bytes(pe)
+    }
+
+    fn concurrency(&self) -> usize {
+        self.emulators.len()
+    }
+
+    fn body(&self, sizes: &Sizes, operands: Dtype) -> Body {
+        let operands = match operands {
+            Dtype::F32 => DtypeCode::F32,
+            Dtype::Bf16 => DtypeCode::Bf16,
+            Dtype::F16 => DtypeCode::F16,
+        };
+        if self.hopper && kernels_gpu::hopper::fits(sizes, operands) { Body::Hopper } else { Body::Portable }
+    }
+
+    fn checks(&self) -> bool {
+        false
+    }
+
+    fn waits(&self) -> Waits {
+        Waits::Kernels
+    }
+
+    fn peak_device_bytes(&self, pe: &Pe) -> usize {
+        self.cpu.peak_device_bytes(pe)
+    }
+
+    fn set_clock_origin(&mut self, origin: Instant) {
+        self.origin = origin;
+        self.cpu.set_clock_origin(origin);
+    }
+}
