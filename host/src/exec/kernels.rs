@@ -124,6 +124,9 @@ impl Kernel for GradParams {
     fn device_entry(op: Op, dtype: Dtype) -> String {
         format!("grad_{op}_{dtype}")
     }
+    fn hopper_entry(op: Op, _: usize) -> String {
+        format!("grad_{op}_bf16_hopper")
+    }
 }
 
 impl Kernel for ReduceParams {
@@ -183,6 +186,8 @@ pub(super) fn hopper_entries() -> Vec<String> {
     let mut names = Vec::new();
     names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::hopper_entry(op, kernels_gpu::hopper::PREP_WARPGROUPS)));
     names.push(FixParams::hopper_entry(Op::Kda, kernels_gpu::fixup::WARPGROUPS));
+    let warpgroups = kernels_gpu::hopper::backward::grad::WARPGROUPS;
+    names.extend([Op::Kda, Op::Gdn].map(|op| GradParams::hopper_entry(op, warpgroups)));
     names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));
     names
 }

@@ -1,6 +1,5 @@
 //! A thread's columns: loads, norms, decays, and the operands that are made of them.
 
-use cuda_std::ptx::Carried;
 use cuda_std::{ptx, thread, warp};
 
 use super::body::*;
@@ -38,7 +37,7 @@ pub(super) fn pin(x: &mut [[f32; 2]; 8]) {
         flat[2 * I] = x[I][0];
         flat[2 * I + 1] = x[I][1];
     });
-    (&mut flat).carry();
+    ptx::computed(&mut flat);
     repeat!(I in 8 => { x[I] = [flat[2 * I], flat[2 * I + 1]]; });
 }
 
@@ -49,7 +48,7 @@ impl Gradients {
         pin(&mut self.dq);
         pin(&mut self.dk);
         pin(&mut self.dg);
-        of_k.carry();
+        ptx::computed(of_k);
     }
 }
 

@@ -17,22 +17,22 @@
 //! dg is summed around each token in every phase: over rows from it on and columns before it, never as a difference. Sums of
 //! whole blocks of 8 tokens are exchanged once, at the end.
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod body;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod columns;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod finish;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod gates;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod pairs;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod products;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod stage;
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 pub use body::grad;
 
 use super::super::{IMAGE, PANEL};
