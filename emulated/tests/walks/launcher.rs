@@ -10,7 +10,7 @@ use deltalink::tensor::Dtype;
 use deltalink_emulated::entries::entry;
 use deltalink_tests::backward_pes::{Launcher, Portable};
 use half::bf16;
-use kernels_gpu::hopper::backward::{SCAN_BACK_SHARED, STATES_SHARED, WALK_WARPGROUPS, value_panels_len};
+use kernels_gpu::hopper::backward::{value_panels_len, walk};
 use kernels_gpu::params::{Array, Chunk, Records, ScanBackParams, StatesParams, Tables, Tensor};
 
 use super::images;
@@ -91,7 +91,7 @@ impl Walks {
         let launch = Launch {
             kernel,
             grid: 1,
-            threads: 128 * WALK_WARPGROUPS as u32,
+            threads: 128 * walk::WARPGROUPS as u32,
             shared_bytes: shared_bytes as u32,
             schedule,
             origin: Instant::now(),
@@ -145,7 +145,7 @@ impl Launcher for Walks {
                 match self.hopper {
                     Some(schedule) => {
                         let params = |records, states, v_new| StatesParams { records, states, v_new, ..p };
-                        self.run("scan_states_bf16_hopper", schedule, STATES_SHARED, &place, params);
+                        self.run("scan_states_bf16_hopper", schedule, walk::STATES_SHARED, &place, params);
                     }
                     None => self.portable.launch(kind, params, blocks, written),
                 }
@@ -157,7 +157,7 @@ impl Launcher for Walks {
                 match self.hopper {
                     Some(schedule) => {
                         let params = |records, d_states, d_v_new| ScanBackParams { records, d_states, d_v_new, ..p };
-                        self.run("scan_back_bf16_hopper", schedule, SCAN_BACK_SHARED, &place, params);
+                        self.run("scan_back_bf16_hopper", schedule, walk::SCAN_BACK_SHARED, &place, params);
                     }
                     None => self.portable.launch(kind, params, blocks, written),
                 }

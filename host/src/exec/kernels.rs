@@ -25,10 +25,6 @@ pub trait Kernel: bytemuck::Pod + Sync {
         let _ = warpgroups;
         Self::device_entry(op, Dtype::Bf16)
     }
-    /// Whether there is a body for Hopper.
-    fn has_hopper() -> bool {
-        Self::hopper_entry(Op::Kda, 2) != Self::device_entry(Op::Kda, Dtype::Bf16)
-    }
 }
 
 /// Instantiates a kernel for the operand type of a launch.
@@ -134,6 +130,9 @@ impl Kernel for GradParams {
     fn device_entry(op: Op, dtype: Dtype) -> String {
         format!("grad_{op}_{dtype}")
     }
+    fn hopper_entry(op: Op, _: usize) -> String {
+        format!("grad_{op}_bf16_hopper")
+    }
 }
 
 impl Kernel for ReduceParams {
@@ -193,20 +192,10 @@ pub(super) fn hopper_entries() -> Vec<String> {
     let mut names = Vec::new();
     names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::hopper_entry(op, kernels_gpu::hopper::PREP_WARPGROUPS)));
     names.push(FixParams::hopper_entry(Op::Kda, kernels_gpu::fixup::WARPGROUPS));
+    let warpgroups = kernels_gpu::hopper::backward::grad::WARPGROUPS;
+    names.extend([Op::Kda, Op::Gdn].map(|op| GradParams::hopper_entry(op, warpgroups)));
     names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));
-    let walk = kernels_gpu::hopper::backward::WALK_WARPGROUPS;
+    let walk = kernels_gpu::hopper::backward::walk::WARPGROUPS;
     names.extend([StatesParams::hopper_entry(Op::Kda, walk), ScanBackParams::hopper_entry(Op::Kda, walk)]);
     names
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kernels_say_whether_they_have_a_body_for_hopper() {
-        assert!(PrepParams::has_hopper() && ScanParams::has_hopper() && FixParams::has_hopper());
-        assert!(StatesParams::has_hopper() && ScanBackParams::has_hopper());
-        assert!(!ReduceParams::has_hopper() && !CommBenchParams::has_hopper());
-    }
 }

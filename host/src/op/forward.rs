@@ -44,10 +44,7 @@ impl Step<'_> {
         let dtype = self.inputs.dtype();
         let element = dtype.size();
         let sizes = self.sizes();
-        // The backward step reads kept records, and in exact mode its states must continue, bit for bit, those that this step
-        // receives: one body for both.
-        let continued = save && (config.recompute == Recompute::States || config.mode == Mode::Exact);
-        let body = if continued { self.backward_body(exec) } else { exec.body(&sizes, dtype) };
+        let body = self.body(exec);
         let (scan_blocks, walkers) = self.scan_blocks(body, rank.receiving().next().is_some());
         let tables = HostTables::new(rank, config.mode, config.chunk, hv as u32, &self.layout, walkers as u32);
         let mut o = Tensor::zeros(dtype, &[b, t, hv, v]);

@@ -1,22 +1,20 @@
-//! Which bodies a backward step's kernels have, and the blocks of their launches.
+//! Which bodies a step's kernels have, and the blocks of a backward step's launches.
 
 use kernels_gpu::backward::{grad, scan, states};
-use kernels_gpu::hopper::backward::{SCAN_BACK_SHARED, STATES_SHARED, WALK_WARPGROUPS};
-use kernels_gpu::params::{GradParams, ScanBackParams, StatesParams};
+use kernels_gpu::hopper::backward::{grad as hopper_grad, walk as hopper_walk};
 use kernels_gpu::tile::SHARED_BYTES;
 
 use super::BackwardStep;
-use crate::exec::{Blocks, Body, Executor, Grid, Kernel};
+use crate::exec::{Blocks, Body, Executor, Grid};
 use crate::inputs::Op;
 use crate::op::step::Step;
 
 impl Step<'_> {
-    /// The body of the backward step's kernels that hand images to each other: `prep`, both walks and `grad`. All have one
-    /// layout, so it is one body for all of them. Records that a forward step keeps are of this body as well, and in exact
-    /// mode so is its scan, whose states the walks continue bit for bit.
-    pub(in crate::op) fn backward_body<X: Executor>(&self, exec: &X) -> Body {
-        let all = StatesParams::has_hopper() && ScanBackParams::has_hopper() && GradParams::has_hopper();
-        if all { exec.body(&self.sizes(), self.inputs.dtype()) } else { Body::Portable }
+    /// The body of the step's kernels that hand operands to each other: forward `prep`, the scan and the correction, backward
+    /// `prep`, both walks and `grad`. It is the same in both directions: the backward step reads records that the forward step kept,
+    /// and in exact mode its walks continue, bit for bit, the states that the forward step received.
+    pub(in crate::op) fn body<X: Executor>(&self, exec: &X) -> Body {
+        exec.body(&self.sizes(), self.inputs.dtype())
     }
 }
 
@@ -25,7 +23,7 @@ impl BackwardStep<'_> {
     pub(super) fn scan_blocks(&self, body: Body) -> (Blocks, usize) {
         match body {
             Body::Portable => self.portable_walk(scan::shared_bytes, scan::WARPGROUPS),
-            Body::Hopper => hopper_walk(SCAN_BACK_SHARED),
+            Body::Hopper => on_hopper(hopper_walk::SCAN_BACK_SHARED),
         }
     }
 
@@ -33,15 +31,23 @@ impl BackwardStep<'_> {
     pub(super) fn states_blocks(&self, body: Body) -> (Blocks, usize) {
         match body {
             Body::Portable => self.portable_walk(states::shared_bytes, states::WARPGROUPS),
-            Body::Hopper => hopper_walk(STATES_SHARED),
+            Body::Hopper => on_hopper(hopper_walk::STATES_SHARED),
         }
     }
 
     /// The blocks of `grad`.
-    pub(super) fn grad_blocks(&self, chunks: usize) -> Blocks {
-        let ((k, chunk, element), per_channel) = (self.shape(), self.step.inputs.op == Op::Kda);
-        let shared = grad::shared_bytes(k, chunk, element, per_channel);
-        (Grid::Blocks(chunks * self.step.dims.hv), grad::WARPGROUPS, shared).into()
+    pub(super) fn grad_blocks(&self, body: Body, chunks: usize) -> Blocks {
+        let grid = Grid::Blocks(chunks * self.step.dims.hv);
+        match body {
+            Body::Portable => {
+                let ((k, chunk, element), per_channel) = (self.shape(), self.step.inputs.op == Op::Kda);
+                (grid, grad::WARPGROUPS, grad::shared_bytes(k, chunk, element, per_channel)).into()
+            }
+            Body::Hopper => {
+                let (warpgroups, shared_bytes) = (hopper_grad::WARPGROUPS, hopper_grad::SHARED);
+                Blocks { grid, body, warpgroups, shared_bytes }
+            }
+        }
     }
 
     fn shape(&self) -> (usize, usize, usize) {
@@ -56,6 +62,6 @@ impl BackwardStep<'_> {
 }
 
 /// One column block in each, which spreads the work over most multiprocessors; both blocks of a head read its operands.
-fn hopper_walk(shared_bytes: usize) -> (Blocks, usize) {
-    (Blocks { grid: Grid::Resident, body: Body::Hopper, warpgroups: WALK_WARPGROUPS, shared_bytes }, 1)
+fn on_hopper(shared_bytes: usize) -> (Blocks, usize) {
+    (Blocks { grid: Grid::Resident, body: Body::Hopper, warpgroups: hopper_walk::WARPGROUPS, shared_bytes }, 1)
 }

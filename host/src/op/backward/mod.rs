@@ -53,7 +53,7 @@ impl BackwardStep<'_> {
         let step = &self.step;
         let (config, sizes) = (step.config, step.sizes());
         let hv = step.dims.hv;
-        let body = step.backward_body(exec);
+        let body = step.body(exec);
         let (scan, walkers) = self.scan_blocks(body);
         let (states_blocks, state_walkers) = self.states_blocks(body);
         let tables = HostTables::segments(self.forward_rank, config.chunk);
@@ -181,7 +181,7 @@ impl BackwardStep<'_> {
             common.launch(exec, (Grid::Resident, fixup::WARPGROUPS, shared), &merge_params)?;
             common.launch(exec, scan, &second)?;
         }
-        common.launch(exec, self.grad_blocks(chunks), &grad_params)?;
+        common.launch(exec, self.grad_blocks(body, chunks), &grad_params)?;
         for params in self.sums(&memory, chunks, trace) {
             let blocks = Grid::Blocks(reduce::blocks(params.rows as usize));
             common.launch(exec, (blocks, reduce::WARPGROUPS, reduce::shared_bytes(params.cols as usize)), &params)?;

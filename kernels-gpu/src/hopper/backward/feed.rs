@@ -3,7 +3,7 @@
 use cuda_std::{ptx, thread, warp};
 
 use super::pipeline::*;
-use super::{FIRST_BYTES, STAGES, Walk};
+use super::walk::{FIRST_BYTES, STAGES, Walk};
 use crate::hopper::scan::{COLUMNS, THREADS, Tokens, bring_panel, release};
 use crate::hopper::{CHANNELS, IMAGE, PANEL, RECORD, wait};
 use crate::params::{Records, Segment, Tables, Tensor};

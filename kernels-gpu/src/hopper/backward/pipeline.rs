@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 
 use cuda_std::ptx;
 
-use super::{BARRIER_BYTES, RESULT_BYTES, STAGES, Walk};
+use super::walk::{BARRIER_BYTES, RESULT_BYTES, STAGES, Walk};
 use crate::hopper::CHANNELS;
 use crate::tile::RESERVED_BYTES;
 

@@ -11,7 +11,7 @@ use super::feed::{Item, feed};
 use super::pipeline::*;
 use super::results::{put_image, put_panel};
 use super::states::scale_columns;
-use super::{Backwards, FIRST_BYTES, Walk};
+use super::walk::{Backwards, FIRST_BYTES, Walk};
 use crate::backward::scan::{Place as ItemPlace, first_gradient, hand_over, send_transition};
 use crate::backward::states::Columns;
 use crate::comm::{Port, STEP_SCAN_BACK};
@@ -22,7 +22,7 @@ use crate::params::{BackItem, BackPass, ScanBackParams, Segment, StampKind};
 use crate::tile::{Shared, Warpgroup};
 
 /// Persistent grid: blocks take items of one column block by ticket until there are no more. Blocks of
-/// [`WALK_WARPGROUPS`](super::WALK_WARPGROUPS).
+/// [`WARPGROUPS`](super::walk::WARPGROUPS).
 #[inline(always)]
 pub fn scan_back(wg: &mut Warpgroup<'_>, p: &ScanBackParams) {
     let pipeline = Pipeline::<Backwards>::new(wg.base());

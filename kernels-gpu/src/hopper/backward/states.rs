@@ -11,7 +11,7 @@ use cuda_std::{ptx, thread, warp};
 use super::feed::{Item, feed};
 use super::pipeline::*;
 use super::results::{put_image, put_panel};
-use super::{FIRST_BYTES, Forwards, Walk};
+use super::walk::{FIRST_BYTES, Forwards, Walk};
 use crate::backward::states::{Columns, initial_state};
 use crate::hopper::scan::{COLUMNS, release};
 use crate::hopper::{CHANNELS, IMAGE, PANEL, by_columns, by_rows, column_step, repeat, row_step, wait};
@@ -19,7 +19,7 @@ use crate::params::{ScanItem, Segment, StampKind, StatesParams};
 use crate::tile::{Shared, Warpgroup};
 
 /// Persistent grid: blocks take items of one column block by ticket until there are no more. Blocks of
-/// [`WALK_WARPGROUPS`](super::WALK_WARPGROUPS).
+/// [`WARPGROUPS`](super::walk::WARPGROUPS).
 #[inline(always)]
 pub fn scan_states(wg: &mut Warpgroup<'_>, p: &StatesParams) {
     let pipeline = Pipeline::<Forwards>::new(wg.base());

@@ -1,6 +1,6 @@
 //! Loads, norms, and the operands of the scores.
 
-use cuda_std::{ptx, thread, warp};
+use cuda_std::{ptx, thread};
 
 use super::decays::{element, log_decays};
 use super::*;
@@ -20,27 +20,6 @@ pub(super) unsafe fn pairs<const FULL: bool>(x: *const u32, stride: usize, first
     // SAFETY: by contract.
     repeat!(I in 16 => { pairs[I] = unsafe { pair::<FULL>(x, stride, first + I as u32, len) }; });
     pairs
-}
-
-/// Sums over the lanes of a warp of 16 numbers each: lane l gets that of number l / 2.
-#[inline(always)]
-unsafe fn sums(mut x: [f32; 16], lane: u32) -> f32 {
-    macro_rules! halve {
-        ($count:literal, $mask:literal, $($i:literal)*) => {
-            let upper = lane & $mask != 0;
-            $(
-                let (keep, give) = if upper { (x[$i + $count], x[$i]) } else { (x[$i], x[$i + $count]) };
-                // SAFETY: by all lanes.
-                x[$i] = keep + unsafe { warp::shuffle_xor(give, $mask) };
-            )*
-        };
-    }
-    halve!(8, 16, 0 1 2 3 4 5 6 7);
-    halve!(4, 8, 0 1 2 3);
-    halve!(2, 4, 0 1);
-    halve!(1, 2, 0);
-    // SAFETY: by all lanes.
-    x[0] + unsafe { warp::shuffle_xor(x[0], 1) }
 }
 
 /// Places of this thread's channels in rows 0 to 7 (mod 8) of a panel: the permuted piece of row `i` is `piece ^ i`.

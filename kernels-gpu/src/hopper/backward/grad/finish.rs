@@ -1,0 +1,229 @@
+//! What is left after the last level: dg's sums over blocks, and all results but dv.
+
+use cuda_std::{ptx, thread, warp};
+use half::bf16;
+
+use super::body::*;
+use super::columns::{Gradients, plus, scaled};
+use super::gates::{Slopes, element, given};
+use crate::element::DtypeCode;
+use crate::gate::Gate;
+use crate::hopper::{CHANNELS, repeat, sums};
+use crate::math::sigmoid;
+use crate::params::{GradParams, Tensor};
+use crate::prep::floored_beta;
+
+/// Shares of dt_bias's gradient of blocks of 8 tokens, `[8,128]`: where levels had operands.
+const BIAS_SHARES: u32 = rows_at(1);
+
+/// Sum over blocks from `first` to before `end` of what they left.
+#[inline(always)]
+unsafe fn carried_sum<const HALF: u32>(at: &Place, number: u32, first: u32, end: u32) -> [f32; 2] {
+    let mut sum = [0f32; 2];
+    let from = at.base + CARRIED + number * 4096 + at.channel(HALF) * 4;
+    let mut block = first;
+    while block < end {
+        // SAFETY: written before a barrier.
+        sum = plus(sum, unsafe { ptx::ld_shared_v2_f32(from + block * 512) });
+        block += 1;
+    }
+    sum
+}
+
+/// What dg of this thread's tokens gets from rows of later blocks and columns of earlier ones.
+#[inline(always)]
+unsafe fn carried<const HALF: u32>(at: &Place) -> [f32; 2] {
+    let s = at.warp;
+    // SAFETY: as above.
+    unsafe {
+        let around = plus(carried_sum::<HALF>(at, 0, s + 1, 8), carried_sum::<HALF>(at, 1, 0, s));
+        let level = |number: u32, bit: u32| {
+            let rows = s & bit != 0;
+            let first = if rows { s + 1 } else { s & !(bit - 1) };
+            let end = if rows { (s | (bit - 1)) + 1 } else { s };
+            carried_sum::<HALF>(at, number, first, end)
+        };
+        plus(around, plus(level(2, 4), level(3, 2)))
+    }
+}
+
+/// Stores rows of `[tokens, HV, K]`.
+#[inline(always)]
+unsafe fn store_rows<const HALF: u32>(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8], factor: f32) {
+    let hv = p.prep.tables.sizes.hv as usize;
+    let first = (at.token * hv + at.head) * CHANNELS + at.channel(HALF) as usize;
+    let wide = to.dtype() == DtypeCode::F32;
+    repeat!(I in 8 => {
+        let row = 8 * at.warp + I as u32;
+        let [a, b] = scaled(x[I], factor);
+        let place = first + row as usize * hv * CHANNELS;
+        if row < at.len {
+            // SAFETY: rows of this chunk; one writer for each pair.
+            unsafe {
+                if wide {
+                    ptx::st_global_v2_f32((to.addr as *mut f32).wrapping_add(place), a, b);
+                } else {
+                    ptx::st_global_u32((to.addr as *mut u32).wrapping_add(place / 2), ptx::cvt_rn_bf16x2_f32(b, a));
+                }
+            }
+        }
+    });
+}
+
+/// Sum over the lanes of a warp.
+#[inline(always)]
+unsafe fn warp_sum(mut x: f32) -> f32 {
+    // SAFETY: by all lanes.
+    unsafe {
+        x += warp::shuffle_xor(x, 16);
+        x += warp::shuffle_xor(x, 8);
+        x += warp::shuffle_xor(x, 4);
+        x += warp::shuffle_xor(x, 2);
+        x + warp::shuffle_xor(x, 1)
+    }
+}
+
+/// dq, dk, and of KDA dg, of one panel's channels; returns the shares of A_log's gradient. Completes dg.
+///
+/// # Safety
+/// By all threads, after a barrier of the block behind the last sums that are carried.
+#[inline(always)]
+pub(super) unsafe fn finish_channels<G: Gate, const HALF: u32>(p: &GradParams, at: &Place, g: &mut Gradients) -> f32 {
+    // SAFETY: rows of this chunk.
+    unsafe {
+        store_rows::<HALF>(p, at, &p.dq, &g.dq, p.prep.scale);
+        store_rows::<HALF>(p, at, &p.dk, &g.dk, 1.0);
+        let carried = carried::<HALF>(at);
+        repeat!(I in 8 => { g.dg[I] = plus(g.dg[I], carried); });
+        if G::PER_CHANNEL { through_channel_gates::<G, HALF>(p, at, g) } else { 0.0 }
+    }
+}
+
+/// What is summed over channels or tokens: dbeta, dg of GDN, the chunk's shares of the gradients of A_log and dt_bias. From each
+/// token's sum over this thread's channels of k times its gradients, its dg likewise (GDN), and shares of A_log.
+///
+/// # Safety
+/// By all threads, after [`finish_channels`] of both panels.
+#[inline(always)]
+pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, rows: [f32; 16], d_a_log: f32) {
+    // SAFETY: every word has one writer; barriers between writing and reading; rows of this chunk.
+    unsafe {
+        let sum = sums(rows, at.lane);
+        if at.lane % 2 == 0 {
+            let number = at.lane / 2;
+            let to = at.base + ROW_SUMS + (number / 8) * 256;
+            ptx::st_shared_f32(to + (8 * at.warp + number % 8) * 4, sum);
+        }
+        if G::PER_CHANNEL {
+            let sum = warp_sum(d_a_log);
+            if at.lane == 0 {
+                ptx::st_shared_f32(at.base + WARP_SUMS + at.warp * 4, sum);
+            }
+        }
+        warp::sync();
+        thread::sync_threads();
+        if at.warp < 2 {
+            of_token::<G>(p, at);
+        }
+        warp::sync();
+        if G::PER_CHANNEL {
+            if at.warp < 2 && p.ddt_bias.is_present() {
+                let mut sum = [0f32; 2];
+                repeat!(B in 8 => {
+                    let from = at.base + BIAS_SHARES + (B as u32 * 128 + 2 * at.thread) * 4;
+                    sum = plus(sum, ptx::ld_shared_v2_f32(from));
+                });
+                let to = (p.ddt_bias.addr as *mut f32).wrapping_add(at.row * CHANNELS + 2 * at.thread as usize);
+                ptx::st_global_v2_f32(to, sum[0], sum[1]);
+            }
+        } else {
+            thread::sync_threads();
+        }
+        if at.thread == 0 {
+            let of_warps = |first: u32, count: u32| {
+                let (mut sum, mut w) = (0f32, 0);
+                while w < count {
+                    sum += ptx::ld_shared_f32(at.base + WARP_SUMS + (first + w) * 4);
+                    w += 1;
+                }
+                sum
+            };
+            if p.da_log.is_present() {
+                let sum = of_warps(0, if G::PER_CHANNEL { 4 * super::WARPGROUPS as u32 } else { 2 });
+                ptx::st_global_f32((p.da_log.addr as *mut f32).wrapping_add(at.row), sum);
+            }
+            if !G::PER_CHANNEL && p.ddt_bias.is_present() {
+                ptx::st_global_f32((p.ddt_bias.addr as *mut f32).wrapping_add(at.row), of_warps(2, 2));
+            }
+        }
+        warp::sync();
+    }
+}
+
+/// Gradient of what a gate with a decay per channel was given, and the shares of its parameters.
+#[inline(always)]
+unsafe fn through_channel_gates<G: Gate, const HALF: u32>(p: &GradParams, at: &Place, g: &mut Gradients) -> f32 {
+    let mut d_a_log = 0f32;
+    // SAFETY: as in `finish`.
+    unsafe {
+        let slopes = Slopes::of::<G, HALF>(&p.prep, at);
+        if !slopes.given() {
+            let x = given::<G, HALF>(&p.prep, at);
+            let mut d_bias = [0f32; 2];
+            repeat!(I in 8 => {
+                let [d0, share0] = slopes.back(g.dg[I][0], x[I][0], 0);
+                let [d1, share1] = slopes.back(g.dg[I][1], x[I][1], 1);
+                g.dg[I] = [d0, d1];
+                // Rows beyond the chunk hold what later tokens would get.
+                if 8 * at.warp + (I as u32) < at.len {
+                    d_bias = plus(d_bias, g.dg[I]);
+                    d_a_log += share0 + share1;
+                }
+            });
+            let to = at.base + BIAS_SHARES + at.warp * 512 + at.channel(HALF) * 4;
+            ptx::st_shared_v2_f32(to, d_bias[0], d_bias[1]);
+        }
+        store_rows::<HALF>(p, at, &p.dg, &g.dg, 1.0);
+    }
+    d_a_log
+}
+
+/// dbeta of a token, and GDN's dg; its gate's shares of two warps' tokens.
+#[inline(always)]
+unsafe fn of_token<G: Gate>(p: &GradParams, at: &Place) {
+    let (valid, hv) = (at.thread < at.len, p.prep.tables.sizes.hv as usize);
+    let place = (at.token + at.thread as usize) * hv + at.head;
+    // SAFETY: as in `finish`.
+    unsafe {
+        let of_token = |sums: u32| ptx::ld_shared_f32(at.base + sums + 4 * at.thread);
+        if valid {
+            let d_beta = of_token(D_BETA) + of_token(ROW_SUMS);
+            let (given, factor) = (element(&p.prep.beta, place), p.prep.beta_factor);
+            let d_beta = if factor == 0.0 {
+                d_beta / floored_beta::<bf16>(given)
+            } else {
+                let beta = floored_beta::<bf16>(factor * sigmoid(given));
+                d_beta / beta * factor * sigmoid(given) * sigmoid(-given)
+            };
+            ptx::st_global_f32((p.dbeta.addr as *mut f32).wrapping_add(place), d_beta);
+        }
+        if !G::PER_CHANNEL {
+            let slopes = Slopes::of::<G, 0>(&p.prep, at);
+            let mut dg = of_token(ROW_SUMS + 256);
+            let mut share = 0.0;
+            if !slopes.given() {
+                let x = if valid { element(&p.prep.g, place) } else { 0.0 };
+                [dg, share] = slopes.back(dg, x, 0);
+            }
+            if valid {
+                ptx::st_global_f32((p.dg.addr as *mut f32).wrapping_add(place), dg);
+            }
+            warp::sync();
+            let (d_a_log, d_bias) = (warp_sum(if valid { share } else { 0.0 }), warp_sum(if valid { dg } else { 0.0 }));
+            if at.lane == 0 {
+                ptx::st_shared_f32(at.base + WARP_SUMS + at.warp * 4, d_a_log);
+                ptx::st_shared_f32(at.base + WARP_SUMS + (2 + at.warp) * 4, d_bias);
+            }
+        }
+    }
+}
