@@ -67,7 +67,7 @@ pub unsafe fn fix_out_bf16_hopper(params: FixParams) {
 ///
 /// # Safety
 /// The parameters must describe memory of this device that lives as long as the launch.
-#[kernel(threads = 256)]
+#[kernel(threads = 512)]
 pub unsafe fn grad_kda_bf16_hopper(params: GradParams) {
     // SAFETY: the first thing in the kernel; its threads are whole warpgroups.
     let mut wg = unsafe { Warpgroup::enter() };
@@ -78,7 +78,7 @@ pub unsafe fn grad_kda_bf16_hopper(params: GradParams) {
 ///
 /// # Safety
 /// The parameters must describe memory of this device that lives as long as the launch.
-#[kernel(threads = 256)]
+#[kernel(threads = 512)]
 pub unsafe fn grad_gdn_bf16_hopper(params: GradParams) {
     // SAFETY: the first thing in the kernel; its threads are whole warpgroups.
     let mut wg = unsafe { Warpgroup::enter() };

@@ -16,45 +16,46 @@ use crate::prep::floored_beta;
 /// Shares of dt_bias's gradient of blocks of 8 tokens, `[8,128]`: where levels had operands.
 const BIAS_SHARES: u32 = rows_at(1);
 
-/// Sum over blocks from `first` to before `end` of what they left.
+/// Sum over `count` blocks from `first`, at most `MOST`, of what they left.
 #[inline(always)]
-unsafe fn carried_sum<const HALF: u32>(at: &Place, number: u32, first: u32, end: u32) -> [f32; 2] {
+unsafe fn carried_sum<const MOST: u32>(at: &Place, number: u32, first: u32, count: u32) -> [f32; 2] {
     let mut sum = [0f32; 2];
-    let from = at.base + CARRIED + number * 4096 + at.channel(HALF) * 4;
-    let mut block = first;
-    while block < end {
-        // SAFETY: written before a barrier.
-        sum = plus(sum, unsafe { ptx::ld_shared_v2_f32(from + block * 512) });
-        block += 1;
-    }
+    let from = at.base + CARRIED + number * 4096 + (first * 128 + at.channel) * 4;
+    repeat!(B in 8 => {
+        if (B as u32) < MOST && (B as u32) < count {
+            // SAFETY: written before a barrier.
+            sum = plus(sum, unsafe { ptx::ld_shared_v2_f32(from + B as u32 * 512) });
+        }
+    });
     sum
 }
 
-/// What dg of this thread's tokens gets from rows of later blocks and columns of earlier ones.
+/// What dg of this thread's tokens gets from rows of later blocks and columns of earlier ones: around the chunk, and at the first two
+/// levels.
 #[inline(always)]
-unsafe fn carried<const HALF: u32>(at: &Place) -> [f32; 2] {
-    let s = at.warp;
+unsafe fn carried(at: &Place) -> [f32; 2] {
+    let s = at.s;
+    // Of rows of a level the later blocks of the span, of columns the earlier ones.
+    let level = |bit: u32| {
+        let inside = s & (bit - 1);
+        if s & bit != 0 { (s + 1, bit - 1 - inside) } else { (s - inside, inside) }
+    };
+    let ((first, count), (neighbour, there)) = (level(4), level(2));
     // SAFETY: as above.
     unsafe {
-        let around = plus(carried_sum::<HALF>(at, 0, s + 1, 8), carried_sum::<HALF>(at, 1, 0, s));
-        let level = |number: u32, bit: u32| {
-            let rows = s & bit != 0;
-            let first = if rows { s + 1 } else { s & !(bit - 1) };
-            let end = if rows { (s | (bit - 1)) + 1 } else { s };
-            carried_sum::<HALF>(at, number, first, end)
-        };
-        plus(around, plus(level(2, 4), level(3, 2)))
+        let around = plus(carried_sum::<7>(at, 0, s + 1, 7 - s), carried_sum::<7>(at, 1, 0, s));
+        plus(around, plus(carried_sum::<3>(at, 2, first, count), carried_sum::<1>(at, 3, neighbour, there)))
     }
 }
 
 /// Stores rows of `[tokens, HV, K]`.
 #[inline(always)]
-unsafe fn store_rows<const HALF: u32>(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8], factor: f32) {
+unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8], factor: f32) {
     let hv = p.prep.tables.sizes.hv as usize;
-    let first = (at.token * hv + at.head) * CHANNELS + at.channel(HALF) as usize;
+    let first = (at.token * hv + at.head) * CHANNELS + at.channel as usize;
     let wide = to.dtype() == DtypeCode::F32;
     repeat!(I in 8 => {
-        let row = 8 * at.warp + I as u32;
+        let row = 8 * at.s + I as u32;
         let [a, b] = scaled(x[I], factor);
         let place = first + row as usize * hv * CHANNELS;
         if row < at.len {
@@ -83,42 +84,33 @@ unsafe fn warp_sum(mut x: f32) -> f32 {
     }
 }
 
-/// dq, dk, and of KDA dg, of one panel's channels; returns the shares of A_log's gradient. Completes dg.
+/// dq, dk, dg, dbeta, and the chunk's shares of the gradients of A_log and dt_bias.
 ///
 /// # Safety
 /// By all threads, after a barrier of the block behind the last sums that are carried.
 #[inline(always)]
-pub(super) unsafe fn finish_channels<G: Gate, const HALF: u32>(p: &GradParams, at: &Place, g: &mut Gradients) -> f32 {
-    // SAFETY: rows of this chunk.
-    unsafe {
-        store_rows::<HALF>(p, at, &p.dq, &g.dq, p.prep.scale);
-        store_rows::<HALF>(p, at, &p.dk, &g.dk, 1.0);
-        let carried = carried::<HALF>(at);
-        repeat!(I in 8 => { g.dg[I] = plus(g.dg[I], carried); });
-        if G::PER_CHANNEL { through_channel_gates::<G, HALF>(p, at, g) } else { 0.0 }
-    }
-}
-
-/// What is summed over channels or tokens: dbeta, dg of GDN, the chunk's shares of the gradients of A_log and dt_bias. From each
-/// token's sum over this thread's channels of k times its gradients, its dg likewise (GDN), and shares of A_log.
-///
-/// # Safety
-/// By all threads, after [`finish_channels`] of both panels.
-#[inline(always)]
-pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, rows: [f32; 16], d_a_log: f32) {
+pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, g: &mut Gradients) {
     // SAFETY: every word has one writer; barriers between writing and reading; rows of this chunk.
     unsafe {
+        store_rows(p, at, &p.dq, &g.dq, p.prep.scale);
+        store_rows(p, at, &p.dk, &g.dk, 1.0);
+        let carried = carried(at);
+        repeat!(I in 8 => { g.dg[I] = plus(g.dg[I], carried); });
+        let mut rows = [0f32; 16];
+        repeat!(I in 8 => {
+            rows[I] = g.of_k[I];
+            if !G::PER_CHANNEL {
+                rows[I + 8] = g.dg[I][0] + g.dg[I][1];
+            }
+        });
         let sum = sums(rows, at.lane);
         if at.lane % 2 == 0 {
             let number = at.lane / 2;
-            let to = at.base + ROW_SUMS + (number / 8) * 256;
-            ptx::st_shared_f32(to + (8 * at.warp + number % 8) * 4, sum);
+            let to = at.base + ROW_SUMS + at.half * 512 + (number / 8) * 256;
+            ptx::st_shared_f32(to + (8 * at.s + number % 8) * 4, sum);
         }
         if G::PER_CHANNEL {
-            let sum = warp_sum(d_a_log);
-            if at.lane == 0 {
-                ptx::st_shared_f32(at.base + WARP_SUMS + at.warp * 4, sum);
-            }
+            through_channel_gates::<G>(p, at, g);
         }
         warp::sync();
         thread::sync_threads();
@@ -162,30 +154,31 @@ pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, rows: [f32; 16]
 
 /// Gradient of what a gate with a decay per channel was given, and the shares of its parameters.
 #[inline(always)]
-unsafe fn through_channel_gates<G: Gate, const HALF: u32>(p: &GradParams, at: &Place, g: &mut Gradients) -> f32 {
-    let mut d_a_log = 0f32;
+unsafe fn through_channel_gates<G: Gate>(p: &GradParams, at: &Place, g: &mut Gradients) {
     // SAFETY: as in `finish`.
     unsafe {
-        let slopes = Slopes::of::<G, HALF>(&p.prep, at);
+        let slopes = Slopes::of::<G>(&p.prep, at);
         if !slopes.given() {
-            let x = given::<G, HALF>(&p.prep, at);
-            let mut d_bias = [0f32; 2];
+            let x = given::<G>(&p.prep, at);
+            let (mut d_bias, mut d_a_log) = ([0f32; 2], 0f32);
             repeat!(I in 8 => {
                 let [d0, share0] = slopes.back(g.dg[I][0], x[I][0], 0);
                 let [d1, share1] = slopes.back(g.dg[I][1], x[I][1], 1);
                 g.dg[I] = [d0, d1];
                 // Rows beyond the chunk hold what later tokens would get.
-                if 8 * at.warp + (I as u32) < at.len {
+                if 8 * at.s + (I as u32) < at.len {
                     d_bias = plus(d_bias, g.dg[I]);
                     d_a_log += share0 + share1;
                 }
             });
-            let to = at.base + BIAS_SHARES + at.warp * 512 + at.channel(HALF) * 4;
-            ptx::st_shared_v2_f32(to, d_bias[0], d_bias[1]);
+            ptx::st_shared_v2_f32(at.base + BIAS_SHARES + (at.s * 128 + at.channel) * 4, d_bias[0], d_bias[1]);
+            let sum = warp_sum(d_a_log);
+            if at.lane == 0 {
+                ptx::st_shared_f32(at.base + WARP_SUMS + at.warp * 4, sum);
+            }
         }
-        store_rows::<HALF>(p, at, &p.dg, &g.dg, 1.0);
+        store_rows(p, at, &p.dg, &g.dg, 1.0);
     }
-    d_a_log
 }
 
 /// dbeta of a token, and GDN's dg; its gate's shares of two warps' tokens.
@@ -195,9 +188,12 @@ unsafe fn of_token<G: Gate>(p: &GradParams, at: &Place) {
     let place = (at.token + at.thread as usize) * hv + at.head;
     // SAFETY: as in `finish`.
     unsafe {
-        let of_token = |sums: u32| ptx::ld_shared_f32(at.base + sums + 4 * at.thread);
+        let sum = |from: u32, to: u32| {
+            let at = at.base + 4 * at.thread;
+            ptx::ld_shared_f32(at + from) + ptx::ld_shared_f32(at + to)
+        };
         if valid {
-            let d_beta = of_token(D_BETA) + of_token(ROW_SUMS);
+            let d_beta = sum(D_BETA, D_BETA + 256) + sum(ROW_SUMS, ROW_SUMS + 512);
             let (given, factor) = (element(&p.prep.beta, place), p.prep.beta_factor);
             let d_beta = if factor == 0.0 {
                 d_beta / floored_beta::<bf16>(given)
@@ -208,8 +204,8 @@ unsafe fn of_token<G: Gate>(p: &GradParams, at: &Place) {
             ptx::st_global_f32((p.dbeta.addr as *mut f32).wrapping_add(place), d_beta);
         }
         if !G::PER_CHANNEL {
-            let slopes = Slopes::of::<G, 0>(&p.prep, at);
-            let mut dg = of_token(ROW_SUMS + 256);
+            let slopes = Slopes::of::<G>(&p.prep, at);
+            let mut dg = sum(ROW_SUMS + 256, ROW_SUMS + 768);
             let mut share = 0.0;
             if !slopes.given() {
                 let x = if valid { element(&p.prep.g, place) } else { 0.0 };
