@@ -168,7 +168,7 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
         level_products::<1>(&at);
         thread::sync_threads();
         level::<1>(&at, &columns, &mut g);
-        finish::<G>(p, &at, &mut g);
+        finish::<G>(p, &at, &columns, &mut g);
     }
     let end_ns = wg.clock();
     wg.stamp_block(&p.prep.trace, StampKind::Grad, [start_ns, end_ns], [head as u32, chunk as u32], 0);

@@ -4,7 +4,7 @@ use cuda_std::{ptx, thread, warp};
 use half::bf16;
 
 use super::body::*;
-use super::columns::{Gradients, plus, scaled};
+use super::columns::{Columns, Gradients, plus};
 use super::gates::{Slopes, element, given};
 use crate::element::DtypeCode;
 use crate::gate::Gate;
@@ -52,23 +52,70 @@ unsafe fn carried(at: &Place) -> [f32; 2] {
 #[inline(always)]
 unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8], factor: f32) {
     let hv = p.prep.tables.sizes.hv as usize;
-    let first = (at.token * hv + at.head) * CHANNELS + at.channel as usize;
-    let wide = to.dtype() == DtypeCode::F32;
-    repeat!(I in 8 => {
-        let row = 8 * at.s + I as u32;
-        let [a, b] = scaled(x[I], factor);
-        let place = first + row as usize * hv * CHANNELS;
-        if row < at.len {
-            // SAFETY: rows of this chunk; one writer for each pair.
-            unsafe {
-                if wide {
-                    ptx::st_global_v2_f32((to.addr as *mut f32).wrapping_add(place), a, b);
-                } else {
-                    ptx::st_global_u32((to.addr as *mut u32).wrapping_add(place / 2), ptx::cvt_rn_bf16x2_f32(b, a));
-                }
+    let first = ((at.token + 8 * at.s as usize) * hv + at.head) * CHANNELS + at.channel as usize;
+    let rows = at.len - (8 * at.s).min(at.len);
+    // SAFETY: rows of this chunk; one writer for each pair.
+    unsafe {
+        if to.dtype() == DtypeCode::F32 {
+            let to = (to.addr as *mut f32).wrapping_add(first);
+            let store = |to: *mut f32, x: [f32; 2]| ptx::st_global_v2_f32(to, x[0] * factor, x[1] * factor);
+            if rows >= 8 {
+                repeat!(I in 8 => { store(to.wrapping_add(I * hv * CHANNELS), x[I]); });
+            } else {
+                repeat!(I in 8 => { if (I as u32) < rows { store(to.wrapping_add(I * hv * CHANNELS), x[I]); } });
+            }
+        } else {
+            let to = (to.addr as *mut u32).wrapping_add(first / 2);
+            let store = |to: *mut u32, x: [f32; 2]| {
+                ptx::st_global_u32(to, ptx::cvt_rn_bf16x2_f32(x[1] * factor, x[0] * factor));
+            };
+            if rows >= 8 {
+                repeat!(I in 8 => { store(to.wrapping_add(I * hv * CHANNELS / 2), x[I]); });
+            } else {
+                repeat!(I in 8 => { if (I as u32) < rows { store(to.wrapping_add(I * hv * CHANNELS / 2), x[I]); } });
             }
         }
-    });
+    }
+}
+
+/// Gradients of the rows of q and k as they were given: with y the row of norm 1, r its factor, `dx = r (dy - y (y . dy))`. Where
+/// [`crate::backward::reduce`] need not sum over heads, it need not do this either.
+///
+/// # Safety
+/// By all threads. Contains a barrier of the block.
+#[inline(always)]
+unsafe fn through_norms(p: &GradParams, at: &Place, columns: &Columns, g: &mut Gradients) {
+    let scale = p.prep.scale;
+    let unscaled = if scale == 0.0 { 0.0 } else { ptx::rcp_approx_ftz_f32(scale * scale) };
+    let first = 8 * at.s;
+    // SAFETY: every word has one writer; barriers between writing and reading.
+    unsafe {
+        let mut dots = [0f32; 16];
+        repeat!(I in 8 => {
+            let [q, k] = columns.rows::<I>(at);
+            dots[I] = q[0] * g.dq[I][0] + q[1] * g.dq[I][1];
+            dots[I + 8] = k[0] * g.dk[I][0] + k[1] * g.dk[I][1];
+        });
+        let sum = sums(dots, at.lane);
+        if at.lane % 2 == 0 {
+            let number = at.lane / 2;
+            let to = at.base + SQUARE_SUMS + (number / 8) * 512 + at.half * 4;
+            ptx::st_shared_f32(to + (first + number % 8) * 8, sum);
+        }
+        warp::sync();
+        thread::sync_threads();
+        repeat!(I in 8 => {
+            let row = (first + I as u32) * 8;
+            let [q, k] = columns.rows::<I>(at);
+            let [norm_q, norm_k] = ptx::ld_shared_v2_f32(at.base + NORMS + row);
+            let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + row);
+            let [c, d] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + 512 + row);
+            let (dot_q, dot_k) = ((a + b) * unscaled, c + d);
+            // q and its factor have the scale in them, and so has what is left.
+            g.dq[I] = [(g.dq[I][0] - q[0] * dot_q) * norm_q, (g.dq[I][1] - q[1] * dot_q) * norm_q];
+            g.dk[I] = [(g.dk[I][0] - k[0] * dot_k) * norm_k, (g.dk[I][1] - k[1] * dot_k) * norm_k];
+        });
+    }
 }
 
 /// Sum over the lanes of a warp.
@@ -89,10 +136,14 @@ unsafe fn warp_sum(mut x: f32) -> f32 {
 /// # Safety
 /// By all threads, after a barrier of the block behind the last sums that are carried.
 #[inline(always)]
-pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, g: &mut Gradients) {
+pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Columns, g: &mut Gradients) {
     // SAFETY: every word has one writer; barriers between writing and reading; rows of this chunk.
     unsafe {
-        store_rows(p, at, &p.dq, &g.dq, p.prep.scale);
+        let normalised = p.prep.l2norm != 0 && p.dq.dtype() != DtypeCode::F32;
+        if normalised {
+            through_norms(p, at, columns, g);
+        }
+        store_rows(p, at, &p.dq, &g.dq, if normalised { 1.0 } else { p.prep.scale });
         store_rows(p, at, &p.dk, &g.dk, 1.0);
         let carried = carried(at);
         repeat!(I in 8 => { g.dg[I] = plus(g.dg[I], carried); });

@@ -33,12 +33,12 @@ unsafe fn add_rows(at: &Place, columns: &Columns, g: &mut Gradients, of: [Pairs;
         decay = times(decay, columns.e[I]);
         // SAFETY: written before barriers.
         let ([q, k], [of_q, of_k]) = unsafe { (columns.rows::<I>(at), [of[0].read::<I>(), of[1].read::<I>()]) };
-        let (of_q, of_k) = (times(of_q, decay), times(of_k, decay));
-        g.dq[I] = plus(g.dq[I], of_q);
-        g.dk[I] = plus(g.dk[I], of_k);
+        g.dq[I] = fused(of_q, decay, g.dq[I]);
+        g.dk[I] = fused(of_k, decay, g.dk[I]);
         let with_k = times(k, of_k);
-        g.of_k[I] += with_k[0] + with_k[1];
-        shares[I] = fused(q, of_q, with_k);
+        let sum = ptx::fma_rn_f32(with_k[1], decay[1], g.of_k[I]);
+        g.of_k[I] = ptx::fma_rn_f32(with_k[0], decay[0], sum);
+        shares[I] = times(fused(q, of_q, with_k), decay);
     });
     let mut from_here = [0f32; 2];
     repeat!(J in 8 => {
