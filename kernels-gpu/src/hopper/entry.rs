@@ -89,7 +89,7 @@ pub unsafe fn scan_back_bf16_hopper(params: ScanBackParams) {
 ///
 /// # Safety
 /// The parameters must describe memory of this device that lives as long as the launch.
-#[kernel(threads = 256)]
+#[kernel(threads = 512)]
 pub unsafe fn grad_kda_bf16_hopper(params: GradParams) {
     // SAFETY: the first thing in the kernel; its threads are whole warpgroups.
     let mut wg = unsafe { Warpgroup::enter() };
@@ -100,7 +100,7 @@ pub unsafe fn grad_kda_bf16_hopper(params: GradParams) {
 ///
 /// # Safety
 /// The parameters must describe memory of this device that lives as long as the launch.
-#[kernel(threads = 256)]
+#[kernel(threads = 512)]
 pub unsafe fn grad_gdn_bf16_hopper(params: GradParams) {
     // SAFETY: the first thing in the kernel; its threads are whole warpgroups.
     let mut wg = unsafe { Warpgroup::enter() };

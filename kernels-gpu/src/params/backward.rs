@@ -130,7 +130,8 @@ pub struct GradParams {
     /// From `scan_back`.
     pub d_v_new: Tensor,
     /// Result, any type, `[tokens, HV, K]`: gradient of q after normalisation, of each value head. The gradient of q itself
-    /// where there is one value head for each q head and no normalisation; else f32, for `reduce`.
+    /// where there is one value head for each q head and no normalisation; else f32, for `reduce`. (The body for Hopper goes through
+    /// the normalisation itself if this is not f32.)
     pub dq: Tensor,
     /// Result, of k, like `dq`.
     pub dk: Tensor,

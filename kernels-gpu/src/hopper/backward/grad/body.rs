@@ -3,7 +3,7 @@
 use cuda_std::{ptx, thread, warp};
 
 use super::columns::{Columns, Gradients, load, operands, start};
-use super::finish::{finish, finish_channels};
+use super::finish::finish;
 use super::pairs::{around, inside, level};
 use super::products::{level_products, over_values, stage_around, through_the_inverse, with_the_inverse};
 use super::{SHARED, WARPGROUPS};
@@ -71,12 +71,14 @@ pub(super) const SQUARES: u32 = CARRIED + 4 * 4096;
 pub(super) const SQUARE_BYTES: u32 = 8 * 64 * 4;
 /// Factors of rows of q and k, pairs `[64,2]`.
 pub(super) const NORMS: u32 = SQUARES + 2 * SQUARE_BYTES;
-/// Row sums of dv v, `[64]`.
-pub(super) const D_BETA: u32 = NORMS + 512;
-/// Row sums over channels, `[2,64]`: of k times its gradients, of dg.
-pub(super) const ROW_SUMS: u32 = D_BETA + 256;
+/// Sums of squares of q and k, over 64 channels each: `[2,64,2]`.
+pub(super) const SQUARE_SUMS: u32 = NORMS + 512;
+/// Row sums of dv v, over 64 columns each, `[2,64]`.
+pub(super) const D_BETA: u32 = SQUARE_SUMS + 1024;
+/// Row sums over 64 channels each, `[2, 16, 8]` for 8 blocks: of k times its gradients, of dg.
+pub(super) const ROW_SUMS: u32 = D_BETA + 512;
 /// One number of each warp.
-pub(super) const WARP_SUMS: u32 = ROW_SUMS + 512;
+pub(super) const WARP_SUMS: u32 = ROW_SUMS + 1024;
 /// Two barriers.
 const BARRIERS: u32 = WARP_SUMS + 64 + 64;
 const _: () = assert!((BARRIERS + 64) as usize <= SHARED && SHARED <= crate::tile::SHARED_BYTES);
@@ -91,7 +93,12 @@ pub(super) struct Place {
     pub len: u32,
     /// Row of the chunk and head in what has one for each.
     pub row: usize,
-    /// Warp of the block, which is also its threads' block of 8 tokens; warp / 4 is the warpgroup.
+    /// Block of 8 tokens, and panel of 64 channels.
+    pub s: u32,
+    pub half: u32,
+    /// First of the two channels.
+    pub channel: u32,
+    /// Warp of the block: warp / 4 is the warpgroup.
     pub warp: u32,
     pub lane: u32,
     pub thread: u32,
@@ -99,10 +106,10 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// First of this thread's two channels in panel `half`.
+    /// For products: which of two kinds this warpgroup works at, and for which 64 channels.
     #[inline(always)]
-    pub const fn channel(&self, half: u32) -> u32 {
-        64 * half + 2 * self.lane
+    pub fn group(&self) -> (u32, u32) {
+        (self.warp / 8, self.warp / 4 % 2)
     }
 }
 
@@ -117,12 +124,16 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
     // From lane 0, so that the assembler knows what depends on the warp alone to be uniform.
     // SAFETY: by all threads.
     let warp = unsafe { warp::shuffle_idx(thread / 32, 0) };
+    let (s, half) = (warp / 2, warp % 2);
     let at = Place {
         chunk,
         head,
         token: token as usize,
         len,
         row: chunk * hv as usize + head,
+        s,
+        half,
+        channel: 64 * half + 2 * lane,
         warp,
         lane,
         thread,
@@ -131,50 +142,33 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
     // SAFETY: the block's shared memory; barriers separate the phases; control flow is uniform in the warps.
     unsafe {
         bring(p, &at);
-        let columns: [Columns; 2] = load::<G>(p, &at);
+        let columns: Columns = load::<G>(p, &at);
         ptx::cp_async_wait_all();
         ptx::fence_proxy_async_shared();
         thread::sync_threads();
-        let [first, second] = over_values(&at, [at.base + BARRIERS, at.base + BARRIERS + 8]);
+        let [first, mut second] = over_values(&at, [at.base + BARRIERS, at.base + BARRIERS + 8]);
         thread::sync_threads();
         stage_around(&at, &first, &second);
-        through_the_inverse(wg, &at, &second);
+        through_the_inverse(wg, &at, &mut second);
         with_the_inverse(wg, p, &at);
         thread::sync_threads();
-        let [low, high] = &columns;
-        let (mut g, mut h): (Gradients, Gradients) = (start::<0>(&at), start::<1>(&at));
-        let mut of_k = [0f32; 8];
-        around::<0>(&at, low, &mut g, &mut of_k);
-        around::<1>(&at, high, &mut h, &mut of_k);
+        let mut g: Gradients = start(&at);
+        around(&at, &columns, &mut g);
         thread::sync_threads();
-        operands::<4>(&at, &columns);
-        operands::<2>(&at, &columns);
-        operands::<1>(&at, &columns);
+        operands(&at, &columns);
         ptx::fence_proxy_async_shared();
         thread::sync_threads();
         level_products::<4>(&at);
-        inside(&at, low, &mut g, &mut of_k);
-        inside(&at, high, &mut h, &mut of_k);
+        inside(&at, &columns, &mut g);
         thread::sync_threads();
-        level::<4, 0>(&at, low, &mut g, &mut of_k);
-        level::<4, 1>(&at, high, &mut h, &mut of_k);
+        level::<4>(&at, &columns, &mut g);
         level_products::<2>(&at);
         thread::sync_threads();
-        level::<2, 0>(&at, low, &mut g, &mut of_k);
-        level::<2, 1>(&at, high, &mut h, &mut of_k);
+        level::<2>(&at, &columns, &mut g);
         level_products::<1>(&at);
         thread::sync_threads();
-        level::<1, 0>(&at, low, &mut g, &mut of_k);
-        level::<1, 1>(&at, high, &mut h, &mut of_k);
-        let d_a_log = finish_channels::<G, 0>(p, &at, &mut g) + finish_channels::<G, 1>(p, &at, &mut h);
-        let mut rows = [0f32; 16];
-        repeat!(I in 8 => {
-            rows[I] = of_k[I];
-            if !G::PER_CHANNEL {
-                rows[I + 8] = (g.dg[I][0] + g.dg[I][1]) + (h.dg[I][0] + h.dg[I][1]);
-            }
-        });
-        finish::<G>(p, &at, rows, d_a_log);
+        level::<1>(&at, &columns, &mut g);
+        finish::<G>(p, &at, &columns, &mut g);
     }
     let end_ns = wg.clock();
     wg.stamp_block(&p.prep.trace, StampKind::Grad, [start_ns, end_ns], [head as u32, chunk as u32], 0);
@@ -207,13 +201,13 @@ unsafe fn bring(p: &GradParams, at: &Place) {
     let hv = p.prep.tables.sizes.hv as usize;
     let start = (at.token * hv + at.head) * CHANNELS * 2;
     let bytes = hv * CHANNELS * 2;
-    repeat!(I in 8 => {
+    repeat!(I in 4 => {
         const N: u32 = I as u32;
-        let x = if N < 4 { &p.d_o } else { &p.v };
+        let x = if N < 2 { &p.d_o } else { &p.v };
         // A row has 16 pieces of 16 bytes.
-        let number = at.thread + 256 * (N % 4);
+        let number = at.thread + 512 * (N % 2);
         let (r, piece) = (number / 16, number % 16);
-        let to = base + if N < 4 { D_O } else { V } + (piece / 8) * PANEL + r * 128 + (((piece % 8) ^ (r % 8)) << 4);
+        let to = base + if N < 2 { D_O } else { V } + (piece / 8) * PANEL + r * 128 + (((piece % 8) ^ (r % 8)) << 4);
         let valid = r < at.len;
         let source = start + if valid { r as usize * bytes } else { 0 } + piece as usize * 16;
         // SAFETY: a row of this chunk, or nothing.
@@ -222,10 +216,10 @@ unsafe fn bring(p: &GradParams, at: &Place) {
             ptx::cp_async_cg_16_zfill(to, source, if valid { 16 } else { 0 });
         }
     });
-    const _: () = assert!(CHUNK * 16 == 4 * 128 * WARPGROUPS);
+    const _: () = assert!(CHUNK * 16 == 2 * 128 * WARPGROUPS);
     // Blocks of a level that no pair of tokens has stay zero.
-    repeat!(I in 4 => {
-        let to = base + LEVELS + 16 * (at.thread + 256 * I as u32);
+    repeat!(I in 2 => {
+        let to = base + LEVELS + 16 * (at.thread + 512 * I as u32);
         // SAFETY: inside the two panels; one writer for each word.
         unsafe { ptx::st_shared_v4_u32(to, 0, 0, 0, 0) };
     });

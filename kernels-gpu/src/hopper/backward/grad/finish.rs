@@ -4,7 +4,7 @@ use cuda_std::{ptx, thread, warp};
 use half::bf16;
 
 use super::body::*;
-use super::columns::{Gradients, plus, scaled};
+use super::columns::{Columns, Gradients, plus};
 use super::gates::{Slopes, element, given};
 use crate::element::DtypeCode;
 use crate::gate::Gate;
@@ -16,58 +16,106 @@ use crate::prep::floored_beta;
 /// Shares of dt_bias's gradient of blocks of 8 tokens, `[8,128]`: where levels had operands.
 const BIAS_SHARES: u32 = rows_at(1);
 
-/// Sum over blocks from `first` to before `end` of what they left.
+/// Sum over `count` blocks from `first`, at most `MOST`, of what they left.
 #[inline(always)]
-unsafe fn carried_sum<const HALF: u32>(at: &Place, number: u32, first: u32, end: u32) -> [f32; 2] {
+unsafe fn carried_sum<const MOST: u32>(at: &Place, number: u32, first: u32, count: u32) -> [f32; 2] {
     let mut sum = [0f32; 2];
-    let from = at.base + CARRIED + number * 4096 + at.channel(HALF) * 4;
-    let mut block = first;
-    while block < end {
-        // SAFETY: written before a barrier.
-        sum = plus(sum, unsafe { ptx::ld_shared_v2_f32(from + block * 512) });
-        block += 1;
-    }
+    let from = at.base + CARRIED + number * 4096 + (first * 128 + at.channel) * 4;
+    repeat!(B in 8 => {
+        if (B as u32) < MOST && (B as u32) < count {
+            // SAFETY: written before a barrier.
+            sum = plus(sum, unsafe { ptx::ld_shared_v2_f32(from + B as u32 * 512) });
+        }
+    });
     sum
 }
 
-/// What dg of this thread's tokens gets from rows of later blocks and columns of earlier ones.
+/// What dg of this thread's tokens gets from rows of later blocks and columns of earlier ones: around the chunk, and at the first two
+/// levels.
 #[inline(always)]
-unsafe fn carried<const HALF: u32>(at: &Place) -> [f32; 2] {
-    let s = at.warp;
+unsafe fn carried(at: &Place) -> [f32; 2] {
+    let s = at.s;
+    // Of rows of a level the later blocks of the span, of columns the earlier ones.
+    let level = |bit: u32| {
+        let inside = s & (bit - 1);
+        if s & bit != 0 { (s + 1, bit - 1 - inside) } else { (s - inside, inside) }
+    };
+    let ((first, count), (neighbour, there)) = (level(4), level(2));
     // SAFETY: as above.
     unsafe {
-        let around = plus(carried_sum::<HALF>(at, 0, s + 1, 8), carried_sum::<HALF>(at, 1, 0, s));
-        let level = |number: u32, bit: u32| {
-            let rows = s & bit != 0;
-            let first = if rows { s + 1 } else { s & !(bit - 1) };
-            let end = if rows { (s | (bit - 1)) + 1 } else { s };
-            carried_sum::<HALF>(at, number, first, end)
-        };
-        plus(around, plus(level(2, 4), level(3, 2)))
+        let around = plus(carried_sum::<7>(at, 0, s + 1, 7 - s), carried_sum::<7>(at, 1, 0, s));
+        plus(around, plus(carried_sum::<3>(at, 2, first, count), carried_sum::<1>(at, 3, neighbour, there)))
     }
 }
 
 /// Stores rows of `[tokens, HV, K]`.
 #[inline(always)]
-unsafe fn store_rows<const HALF: u32>(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8], factor: f32) {
+unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8], factor: f32) {
     let hv = p.prep.tables.sizes.hv as usize;
-    let first = (at.token * hv + at.head) * CHANNELS + at.channel(HALF) as usize;
-    let wide = to.dtype() == DtypeCode::F32;
-    repeat!(I in 8 => {
-        let row = 8 * at.warp + I as u32;
-        let [a, b] = scaled(x[I], factor);
-        let place = first + row as usize * hv * CHANNELS;
-        if row < at.len {
-            // SAFETY: rows of this chunk; one writer for each pair.
-            unsafe {
-                if wide {
-                    ptx::st_global_v2_f32((to.addr as *mut f32).wrapping_add(place), a, b);
-                } else {
-                    ptx::st_global_u32((to.addr as *mut u32).wrapping_add(place / 2), ptx::cvt_rn_bf16x2_f32(b, a));
-                }
+    let first = ((at.token + 8 * at.s as usize) * hv + at.head) * CHANNELS + at.channel as usize;
+    let rows = at.len - (8 * at.s).min(at.len);
+    // SAFETY: rows of this chunk; one writer for each pair.
+    unsafe {
+        if to.dtype() == DtypeCode::F32 {
+            let to = (to.addr as *mut f32).wrapping_add(first);
+            let store = |to: *mut f32, x: [f32; 2]| ptx::st_global_v2_f32(to, x[0] * factor, x[1] * factor);
+            if rows >= 8 {
+                repeat!(I in 8 => { store(to.wrapping_add(I * hv * CHANNELS), x[I]); });
+            } else {
+                repeat!(I in 8 => { if (I as u32) < rows { store(to.wrapping_add(I * hv * CHANNELS), x[I]); } });
+            }
+        } else {
+            let to = (to.addr as *mut u32).wrapping_add(first / 2);
+            let store = |to: *mut u32, x: [f32; 2]| {
+                ptx::st_global_u32(to, ptx::cvt_rn_bf16x2_f32(x[1] * factor, x[0] * factor));
+            };
+            if rows >= 8 {
+                repeat!(I in 8 => { store(to.wrapping_add(I * hv * CHANNELS / 2), x[I]); });
+            } else {
+                repeat!(I in 8 => { if (I as u32) < rows { store(to.wrapping_add(I * hv * CHANNELS / 2), x[I]); } });
             }
         }
-    });
+    }
+}
+
+/// Gradients of the rows of q and k as they were given: with y the row of norm 1, r its factor, `dx = r (dy - y (y . dy))`. Where
+/// [`crate::backward::reduce`] need not sum over heads, it need not do this either.
+///
+/// # Safety
+/// By all threads. Contains a barrier of the block.
+#[inline(always)]
+unsafe fn through_norms(p: &GradParams, at: &Place, columns: &Columns, g: &mut Gradients) {
+    let scale = p.prep.scale;
+    let unscaled = if scale == 0.0 { 0.0 } else { ptx::rcp_approx_ftz_f32(scale * scale) };
+    let first = 8 * at.s;
+    // SAFETY: every word has one writer; barriers between writing and reading.
+    unsafe {
+        let mut dots = [0f32; 16];
+        repeat!(I in 8 => {
+            let [q, k] = columns.rows::<I>(at);
+            dots[I] = q[0] * g.dq[I][0] + q[1] * g.dq[I][1];
+            dots[I + 8] = k[0] * g.dk[I][0] + k[1] * g.dk[I][1];
+        });
+        let sum = sums(dots, at.lane);
+        if at.lane % 2 == 0 {
+            let number = at.lane / 2;
+            let to = at.base + SQUARE_SUMS + (number / 8) * 512 + at.half * 4;
+            ptx::st_shared_f32(to + (first + number % 8) * 8, sum);
+        }
+        warp::sync();
+        thread::sync_threads();
+        repeat!(I in 8 => {
+            let row = (first + I as u32) * 8;
+            let [q, k] = columns.rows::<I>(at);
+            let [norm_q, norm_k] = ptx::ld_shared_v2_f32(at.base + NORMS + row);
+            let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + row);
+            let [c, d] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + 512 + row);
+            let (dot_q, dot_k) = ((a + b) * unscaled, c + d);
+            // q and its factor have the scale in them, and so has what is left.
+            g.dq[I] = [(g.dq[I][0] - q[0] * dot_q) * norm_q, (g.dq[I][1] - q[1] * dot_q) * norm_q];
+            g.dk[I] = [(g.dk[I][0] - k[0] * dot_k) * norm_k, (g.dk[I][1] - k[1] * dot_k) * norm_k];
+        });
+    }
 }
 
 /// Sum over the lanes of a warp.
@@ -83,42 +131,37 @@ unsafe fn warp_sum(mut x: f32) -> f32 {
     }
 }
 
-/// dq, dk, and of KDA dg, of one panel's channels; returns the shares of A_log's gradient. Completes dg.
+/// dq, dk, dg, dbeta, and the chunk's shares of the gradients of A_log and dt_bias.
 ///
 /// # Safety
 /// By all threads, after a barrier of the block behind the last sums that are carried.
 #[inline(always)]
-pub(super) unsafe fn finish_channels<G: Gate, const HALF: u32>(p: &GradParams, at: &Place, g: &mut Gradients) -> f32 {
-    // SAFETY: rows of this chunk.
-    unsafe {
-        store_rows::<HALF>(p, at, &p.dq, &g.dq, p.prep.scale);
-        store_rows::<HALF>(p, at, &p.dk, &g.dk, 1.0);
-        let carried = carried::<HALF>(at);
-        repeat!(I in 8 => { g.dg[I] = plus(g.dg[I], carried); });
-        if G::PER_CHANNEL { through_channel_gates::<G, HALF>(p, at, g) } else { 0.0 }
-    }
-}
-
-/// What is summed over channels or tokens: dbeta, dg of GDN, the chunk's shares of the gradients of A_log and dt_bias. From each
-/// token's sum over this thread's channels of k times its gradients, its dg likewise (GDN), and shares of A_log.
-///
-/// # Safety
-/// By all threads, after [`finish_channels`] of both panels.
-#[inline(always)]
-pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, rows: [f32; 16], d_a_log: f32) {
+pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Columns, g: &mut Gradients) {
     // SAFETY: every word has one writer; barriers between writing and reading; rows of this chunk.
     unsafe {
+        let normalised = p.prep.l2norm != 0 && p.dq.dtype() != DtypeCode::F32;
+        if normalised {
+            through_norms(p, at, columns, g);
+        }
+        store_rows(p, at, &p.dq, &g.dq, if normalised { 1.0 } else { p.prep.scale });
+        store_rows(p, at, &p.dk, &g.dk, 1.0);
+        let carried = carried(at);
+        repeat!(I in 8 => { g.dg[I] = plus(g.dg[I], carried); });
+        let mut rows = [0f32; 16];
+        repeat!(I in 8 => {
+            rows[I] = g.of_k[I];
+            if !G::PER_CHANNEL {
+                rows[I + 8] = g.dg[I][0] + g.dg[I][1];
+            }
+        });
         let sum = sums(rows, at.lane);
         if at.lane % 2 == 0 {
             let number = at.lane / 2;
-            let to = at.base + ROW_SUMS + (number / 8) * 256;
-            ptx::st_shared_f32(to + (8 * at.warp + number % 8) * 4, sum);
+            let to = at.base + ROW_SUMS + at.half * 512 + (number / 8) * 256;
+            ptx::st_shared_f32(to + (8 * at.s + number % 8) * 4, sum);
         }
         if G::PER_CHANNEL {
-            let sum = warp_sum(d_a_log);
-            if at.lane == 0 {
-                ptx::st_shared_f32(at.base + WARP_SUMS + at.warp * 4, sum);
-            }
+            through_channel_gates::<G>(p, at, g);
         }
         warp::sync();
         thread::sync_threads();
@@ -162,30 +205,31 @@ pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, rows: [f32; 16]
 
 /// Gradient of what a gate with a decay per channel was given, and the shares of its parameters.
 #[inline(always)]
-unsafe fn through_channel_gates<G: Gate, const HALF: u32>(p: &GradParams, at: &Place, g: &mut Gradients) -> f32 {
-    let mut d_a_log = 0f32;
+unsafe fn through_channel_gates<G: Gate>(p: &GradParams, at: &Place, g: &mut Gradients) {
     // SAFETY: as in `finish`.
     unsafe {
-        let slopes = Slopes::of::<G, HALF>(&p.prep, at);
+        let slopes = Slopes::of::<G>(&p.prep, at);
         if !slopes.given() {
-            let x = given::<G, HALF>(&p.prep, at);
-            let mut d_bias = [0f32; 2];
+            let x = given::<G>(&p.prep, at);
+            let (mut d_bias, mut d_a_log) = ([0f32; 2], 0f32);
             repeat!(I in 8 => {
                 let [d0, share0] = slopes.back(g.dg[I][0], x[I][0], 0);
                 let [d1, share1] = slopes.back(g.dg[I][1], x[I][1], 1);
                 g.dg[I] = [d0, d1];
                 // Rows beyond the chunk hold what later tokens would get.
-                if 8 * at.warp + (I as u32) < at.len {
+                if 8 * at.s + (I as u32) < at.len {
                     d_bias = plus(d_bias, g.dg[I]);
                     d_a_log += share0 + share1;
                 }
             });
-            let to = at.base + BIAS_SHARES + at.warp * 512 + at.channel(HALF) * 4;
-            ptx::st_shared_v2_f32(to, d_bias[0], d_bias[1]);
+            ptx::st_shared_v2_f32(at.base + BIAS_SHARES + (at.s * 128 + at.channel) * 4, d_bias[0], d_bias[1]);
+            let sum = warp_sum(d_a_log);
+            if at.lane == 0 {
+                ptx::st_shared_f32(at.base + WARP_SUMS + at.warp * 4, sum);
+            }
         }
-        store_rows::<HALF>(p, at, &p.dg, &g.dg, 1.0);
+        store_rows(p, at, &p.dg, &g.dg, 1.0);
     }
-    d_a_log
 }
 
 /// dbeta of a token, and GDN's dg; its gate's shares of two warps' tokens.
@@ -195,9 +239,12 @@ unsafe fn of_token<G: Gate>(p: &GradParams, at: &Place) {
     let place = (at.token + at.thread as usize) * hv + at.head;
     // SAFETY: as in `finish`.
     unsafe {
-        let of_token = |sums: u32| ptx::ld_shared_f32(at.base + sums + 4 * at.thread);
+        let sum = |from: u32, to: u32| {
+            let at = at.base + 4 * at.thread;
+            ptx::ld_shared_f32(at + from) + ptx::ld_shared_f32(at + to)
+        };
         if valid {
-            let d_beta = of_token(D_BETA) + of_token(ROW_SUMS);
+            let d_beta = sum(D_BETA, D_BETA + 256) + sum(ROW_SUMS, ROW_SUMS + 512);
             let (given, factor) = (element(&p.prep.beta, place), p.prep.beta_factor);
             let d_beta = if factor == 0.0 {
                 d_beta / floored_beta::<bf16>(given)
@@ -208,8 +255,8 @@ unsafe fn of_token<G: Gate>(p: &GradParams, at: &Place) {
             ptx::st_global_f32((p.dbeta.addr as *mut f32).wrapping_add(place), d_beta);
         }
         if !G::PER_CHANNEL {
-            let slopes = Slopes::of::<G, 0>(&p.prep, at);
-            let mut dg = of_token(ROW_SUMS + 256);
+            let slopes = Slopes::of::<G>(&p.prep, at);
+            let mut dg = sum(ROW_SUMS + 256, ROW_SUMS + 768);
             let mut share = 0.0;
             if !slopes.given() {
                 let x = if valid { element(&p.prep.g, place) } else { 0.0 };

@@ -20,15 +20,15 @@ pub(super) unsafe fn element(x: &Tensor, index: usize) -> f32 {
     unsafe { x.matrix(index, 1, 1, 1, 1).load(0, 0) }
 }
 
-/// What the gate was given for this thread's tokens and channels in panel `HALF`, without bias; 0 beyond the chunk. GDN's is the same for all
+/// What the gate was given for this thread's tokens and channels, without bias; 0 beyond the chunk. GDN's is the same for all
 /// channels.
 ///
 /// # Safety
 /// By whole warps.
 #[inline(always)]
-pub(super) unsafe fn given<G: Gate, const HALF: u32>(p: &PrepParams, at: &Place) -> [[f32; 2]; 8] {
+pub(super) unsafe fn given<G: Gate>(p: &PrepParams, at: &Place) -> [[f32; 2]; 8] {
     let hv = p.tables.sizes.hv as usize;
-    let first = 8 * at.warp;
+    let first = 8 * at.s;
     let mut x = [[0f32; 2]; 8];
     // SAFETY: rows of this chunk, or nothing.
     unsafe {
@@ -42,7 +42,7 @@ pub(super) unsafe fn given<G: Gate, const HALF: u32>(p: &PrepParams, at: &Place)
             });
             return x;
         }
-        let from = (at.token * hv + at.head) * CHANNELS + at.channel(HALF) as usize;
+        let from = (at.token * hv + at.head) * CHANNELS + at.channel as usize;
         if p.g.dtype() == DtypeCode::F32 {
             let from = (p.g.addr as *const f32).wrapping_add(from);
             repeat!(I in 8 => {
@@ -72,14 +72,14 @@ unsafe fn slope(p: &PrepParams, at: &Place) -> f32 {
 
 /// The bias of this thread's channels.
 #[inline(always)]
-unsafe fn bias<G: Gate, const HALF: u32>(p: &PrepParams, at: &Place) -> [f32; 2] {
+unsafe fn bias<G: Gate>(p: &PrepParams, at: &Place) -> [f32; 2] {
     if !p.dt_bias.is_present() {
         return [0.0; 2];
     }
     // SAFETY: one for each head, and channel.
     unsafe {
         if G::PER_CHANNEL {
-            let from = at.head * CHANNELS + at.channel(HALF) as usize;
+            let from = at.head * CHANNELS + at.channel as usize;
             [element(&p.dt_bias, from), element(&p.dt_bias, from + 1)]
         } else {
             [element(&p.dt_bias, at.head); 2]
@@ -108,22 +108,18 @@ fn sigmoid_slope(x: f32) -> f32 {
     u * r * r
 }
 
-/// log2 of the decays of this thread's tokens and channels in panel `HALF`; 0 beyond the chunk.
+/// log2 of the decays of this thread's tokens and channels; 0 beyond the chunk.
 ///
 /// # Safety
 /// By whole warps.
 #[inline(always)]
-pub(super) unsafe fn log2_decays<G: Gate, const HALF: u32>(
-    p: &PrepParams,
-    at: &Place,
-    mut x: [[f32; 2]; 8],
-) -> [[f32; 2]; 8] {
+pub(super) unsafe fn log2_decays<G: Gate>(p: &PrepParams, at: &Place, mut x: [[f32; 2]; 8]) -> [[f32; 2]; 8] {
     if p.gate_form == GateForm::Given as u32 {
         repeat!(I in 8 => { x[I] = [x[I][0] * LOG2_E, x[I][1] * LOG2_E]; });
         return x;
     }
     // SAFETY: this head's.
-    let (a, bias) = unsafe { (slope(p, at), bias::<G, HALF>(p, at)) };
+    let (a, bias) = unsafe { (slope(p, at), bias::<G>(p, at)) };
     if p.gate_form == GateForm::Softplus as u32 {
         repeat!(I in 8 => {
             x[I] = [-a * log2_softplus(x[I][0] + bias[0]), -a * log2_softplus(x[I][1] + bias[1])];
@@ -134,7 +130,7 @@ pub(super) unsafe fn log2_decays<G: Gate, const HALF: u32>(
             x[I] = [bound * sigmoid(a * (x[I][0] + bias[0])), bound * sigmoid(a * (x[I][1] + bias[1]))];
         });
     }
-    repeat!(I in 8 => { if 8 * at.warp + I as u32 >= at.len { x[I] = [0.0; 2]; } });
+    repeat!(I in 8 => { if 8 * at.s + I as u32 >= at.len { x[I] = [0.0; 2]; } });
     x
 }
 
@@ -151,11 +147,11 @@ impl Slopes {
     /// # Safety
     /// By whole warps.
     #[inline(always)]
-    pub unsafe fn of<G: Gate, const HALF: u32>(p: &PrepParams, at: &Place) -> Self {
+    pub unsafe fn of<G: Gate>(p: &PrepParams, at: &Place) -> Self {
         let form = p.gate_form;
         let (softplus, given) = (form == GateForm::Softplus as u32, form == GateForm::Given as u32);
         // SAFETY: by contract.
-        let (a, bias) = unsafe { if given { (1.0, [0.0; 2]) } else { (slope(p, at), bias::<G, HALF>(p, at)) } };
+        let (a, bias) = unsafe { if given { (1.0, [0.0; 2]) } else { (slope(p, at), bias::<G>(p, at)) } };
         Self { softplus, given, a, bound: p.bound, bias }
     }
 

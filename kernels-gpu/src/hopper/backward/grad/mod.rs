@@ -1,14 +1,14 @@
-//! `grad` on the tensor cores of Hopper: one block of 256 threads per chunk and value head, one on a multiprocessor.
+//! `grad` on the tensor cores of Hopper: one block of 512 threads per chunk and value head, one on a multiprocessor.
 //!
 //! It computes what [`crate::backward::grad`] computes, whose formulas and names hold here, from images: the records of `prep`;
 //! `states` and `d_states`, an image (64 rows = V, 128 columns = K) for each 64 columns of V; `v_new` and `d_v_new`, a panel (64 rows
 //! = tokens, 64 columns = V) for each, with zeros in the rows behind a partial chunk.
 //!
-//! A thread owns 8 tokens and four channels, two in each panel: columns of decays, of q, of k, and of the gradients dq, dk and dg, all in
+//! A thread owns 8 tokens and two channels: a column of decays, of q, of k, and of the gradients dq, dk and dg, all in
 //! registers from the first phase to the last. What products of matrices add comes to it through shared memory:
 //!
 //! 1. over V: dP, dR v^T, do S, dR S, R D ([`body`](self));
-//! 2. through the inverse, by the first warpgroup: X, then dN; meanwhile dv, A'^T dw by the second;
+//! 2. through the inverse, by the second warpgroup: X, then dN; meanwhile dv, A'^T dw;
 //! 3. the gradients around the chunk, gated by decays since its start and to its end;
 //! 4. levels of 32, 16 and 8 tokens: a product of tokens that part at a level has its decay split at the boundary between
 //!    them, so both factors are at most 1. Rows of a level are the 32 tokens with that bit, its columns those without;
@@ -38,7 +38,7 @@ pub use body::grad;
 use super::super::{IMAGE, PANEL};
 
 /// Warpgroups in a block.
-pub const WARPGROUPS: usize = 2;
+pub const WARPGROUPS: usize = 4;
 
 /// Bytes of shared memory of a block: A' and the operands of levels, eleven images and panels, and the small rows behind them.
 pub const SHARED: usize = (3 * PANEL + 10 * IMAGE) as usize + 32_000;

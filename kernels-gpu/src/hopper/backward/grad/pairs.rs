@@ -12,8 +12,8 @@ struct Pairs([u32; 4]);
 
 impl Pairs {
     #[inline(always)]
-    fn of<const HALF: u32>(at: &Place, tile: u32, first: u32) -> Self {
-        let pair = |i: u32| pair_at(at.base + tile, first + i, at.channel(HALF));
+    fn of(at: &Place, tile: u32, first: u32) -> Self {
+        let pair = |i: u32| pair_at(at.base + tile, first + i, at.channel);
         Self([pair(0), pair(1), pair(2), pair(3)])
     }
 
@@ -27,25 +27,18 @@ impl Pairs {
 /// Adds gradients of rows: `decay` is that of their span before the block. Returns the sum of what dg of all earlier tokens of
 /// the span gets.
 #[inline(always)]
-unsafe fn add_rows(
-    at: &Place,
-    columns: &Columns,
-    g: &mut Gradients,
-    of_k_sums: &mut [f32; 8],
-    of: [Pairs; 2],
-    mut decay: [f32; 2],
-) -> [f32; 2] {
+unsafe fn add_rows(at: &Place, columns: &Columns, g: &mut Gradients, of: [Pairs; 2], mut decay: [f32; 2]) -> [f32; 2] {
     let mut shares = [[0f32; 2]; 8];
     repeat!(I in 8 => {
         decay = times(decay, columns.e[I]);
         // SAFETY: written before barriers.
         let ([q, k], [of_q, of_k]) = unsafe { (columns.rows::<I>(at), [of[0].read::<I>(), of[1].read::<I>()]) };
-        let (of_q, of_k) = (times(of_q, decay), times(of_k, decay));
-        g.dq[I] = plus(g.dq[I], of_q);
-        g.dk[I] = plus(g.dk[I], of_k);
+        g.dq[I] = fused(of_q, decay, g.dq[I]);
+        g.dk[I] = fused(of_k, decay, g.dk[I]);
         let with_k = times(k, of_k);
-        of_k_sums[I] += with_k[0] + with_k[1];
-        shares[I] = fused(q, of_q, with_k);
+        let sum = ptx::fma_rn_f32(with_k[1], decay[1], g.of_k[I]);
+        g.of_k[I] = ptx::fma_rn_f32(with_k[0], decay[0], sum);
+        shares[I] = times(fused(q, of_q, with_k), decay);
     });
     let mut from_here = [0f32; 2];
     repeat!(J in 8 => {
@@ -53,7 +46,7 @@ unsafe fn add_rows(
         from_here = plus(from_here, shares[I]);
         g.dg[I] = plus(g.dg[I], from_here);
     });
-    g.pin(of_k_sums);
+    g.pin();
     from_here
 }
 
@@ -83,28 +76,27 @@ unsafe fn add_columns(at: &Place, columns: &Columns, g: &mut Gradients, of: Pair
 
 /// Leaves a block's sum for the other blocks of its span.
 #[inline(always)]
-unsafe fn carry<const HALF: u32>(at: &Place, number: u32, sum: [f32; 2]) {
-    let to = at.base + CARRIED + number * 4096 + at.warp * 512 + at.channel(HALF) * 4;
+unsafe fn carry(at: &Place, number: u32, sum: [f32; 2]) {
+    let to = at.base + CARRIED + number * 4096 + (at.s * 128 + at.channel) * 4;
     // SAFETY: one writer for each pair.
     unsafe { ptx::st_shared_v2_f32(to, sum[0], sum[1]) };
 }
 
-/// Gradients through the states around the chunk: every token is a row and a column. `of_k` gets k times its gradients as
-/// the left row of products with itself.
+/// Gradients through the states around the chunk: every token is a row and a column.
 ///
 /// # Safety
 /// By all threads, after a barrier of the block.
 #[inline(always)]
-pub(super) unsafe fn around<const HALF: u32>(at: &Place, columns: &Columns, g: &mut Gradients, of_k: &mut [f32; 8]) {
-    let first = 8 * at.warp;
+pub(super) unsafe fn around(at: &Place, columns: &Columns, g: &mut Gradients) {
+    let first = 8 * at.s;
     // SAFETY: by contract.
     unsafe {
-        let (before, after) = (decay_of::<HALF>(at, 0, at.warp), decay_of::<HALF>(at, at.warp + 1, 8));
-        let rows = [Pairs::of::<HALF>(at, AROUND_Q, first), Pairs::of::<HALF>(at, AROUND_K, first)];
-        let sum = add_rows(at, columns, g, of_k, rows, before);
-        carry::<HALF>(at, 0, sum);
-        let sum = add_columns(at, columns, g, Pairs::of::<HALF>(at, AROUND_COLUMNS, first), after);
-        carry::<HALF>(at, 1, sum);
+        let (before, after) = (decay_of::<7>(at, 0, at.s), decay_of::<7>(at, at.s + 1, 7 - at.s));
+        let rows = [Pairs::of(at, AROUND_Q, first), Pairs::of(at, AROUND_K, first)];
+        let sum = add_rows(at, columns, g, rows, before);
+        carry(at, 0, sum);
+        let sum = add_columns(at, columns, g, Pairs::of(at, AROUND_COLUMNS, first), after);
+        carry(at, 1, sum);
     }
 }
 
@@ -113,24 +105,18 @@ pub(super) unsafe fn around<const HALF: u32>(at: &Place, columns: &Columns, g: &
 /// # Safety
 /// By all threads, after a barrier of the block.
 #[inline(always)]
-pub(super) unsafe fn level<const BIT: u32, const HALF: u32>(
-    at: &Place,
-    columns: &Columns,
-    g: &mut Gradients,
-    of_k: &mut [f32; 8],
-) {
-    let (first, tile) = (8 * compact(at.warp, BIT), const { staged_at(BIT) });
+pub(super) unsafe fn level<const BIT: u32>(at: &Place, columns: &Columns, g: &mut Gradients) {
+    let (first, tile) = (8 * compact(at.s, BIT), const { staged_at(BIT) });
     // SAFETY: by contract.
     unsafe {
-        let decay = to_boundary::<BIT, HALF>(at);
-        let sum = if at.warp & BIT != 0 {
-            let rows = [Pairs::of::<HALF>(at, tile, first), Pairs::of::<HALF>(at, tile, 32 + first)];
-            add_rows(at, columns, g, of_k, rows, decay)
+        let decay = to_boundary::<BIT>(at);
+        let sum = if at.s & BIT != 0 {
+            add_rows(at, columns, g, [Pairs::of(at, tile, first), Pairs::of(at, tile, 32 + first)], decay)
         } else {
-            add_columns(at, columns, g, Pairs::of::<HALF>(at, tile + STAGED, first), decay)
+            add_columns(at, columns, g, Pairs::of(at, tile + STAGED, first), decay)
         };
         if BIT > 1 {
-            carry::<HALF>(at, if BIT == 4 { 2 } else { 3 }, sum);
+            carry(at, if BIT == 4 { 2 } else { 3 }, sum);
         }
     }
 }
@@ -140,8 +126,8 @@ pub(super) unsafe fn level<const BIT: u32, const HALF: u32>(
 /// # Safety
 /// By all threads, after a barrier of the block.
 #[inline(always)]
-pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients, of_k_sums: &mut [f32; 8]) {
-    let squares = at.base + SQUARES + at.warp * 256;
+pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
+    let squares = at.base + SQUARES + at.s * 256;
     repeat!(I in 8 => {
         // SAFETY: written before barriers.
         let (p, n, [q, k]) = unsafe {
@@ -180,7 +166,7 @@ pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients, of
         g.dq[I] = plus(g.dq[I], dq);
         g.dk[I] = plus(g.dk[I], of_k);
         let with_k = times(k, of_k);
-        of_k_sums[I] += with_k[0] + with_k[1];
-        g.pin(of_k_sums);
+        g.of_k[I] += with_k[0] + with_k[1];
+        g.pin();
     });
 }

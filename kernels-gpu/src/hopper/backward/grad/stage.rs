@@ -63,44 +63,6 @@ pub(super) unsafe fn put<const NEGATE: bool>(at: &Place, x: &[f32; 32], panel: u
     });
 }
 
-/// [`stage`] of 128 channels.
-///
-/// # Safety
-/// As there.
-#[inline(always)]
-pub(super) unsafe fn stage_both(at: &Place, x: &[f32; 64], tile: u32) {
-    let (low, high) = halves(x);
-    // SAFETY: by contract.
-    unsafe {
-        stage(at, &low, tile, 0);
-        stage(at, &high, tile, 1);
-    }
-}
-
-/// [`put`] of 128 columns, into an image.
-///
-/// # Safety
-/// As there.
-#[inline(always)]
-pub(super) unsafe fn put_both<const NEGATE: bool>(at: &Place, x: &[f32; 64], image: u32) {
-    let (low, high) = halves(x);
-    // SAFETY: by contract.
-    unsafe {
-        put::<NEGATE>(at, &low, image);
-        put::<NEGATE>(at, &high, image + PANEL);
-    }
-}
-
-#[inline(always)]
-fn halves(x: &[f32; 64]) -> ([f32; 32], [f32; 32]) {
-    let (mut low, mut high) = ([0f32; 32], [0f32; 32]);
-    repeat!(I in 32 => {
-        low[I] = x[I];
-        high[I] = x[I + 32];
-    });
-    (low, high)
-}
-
 /// Where the scores of the level of `bit` lie: a panel, and its first column of 8 there. Rows are those of q, then those of k.
 pub(super) const fn scores_at(bit: u32) -> (u32, u32) {
     match bit {
