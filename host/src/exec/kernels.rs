@@ -115,6 +115,9 @@ impl Kernel for ScanBackParams {
     fn device_entry(_: Op, dtype: Dtype) -> String {
         format!("scan_back_{dtype}")
     }
+    fn hopper_entry(_: Op, _: usize) -> String {
+        "scan_back_bf16_hopper".into()
+    }
 }
 
 impl Kernel for StatesParams {
@@ -125,6 +128,9 @@ impl Kernel for StatesParams {
     fn device_entry(_: Op, dtype: Dtype) -> String {
         format!("scan_states_{dtype}")
     }
+    fn hopper_entry(_: Op, _: usize) -> String {
+        "scan_states_bf16_hopper".into()
+    }
 }
 
 impl Kernel for GradParams {
@@ -134,6 +140,9 @@ impl Kernel for GradParams {
     }
     fn device_entry(op: Op, dtype: Dtype) -> String {
         format!("grad_{op}_{dtype}")
+    }
+    fn hopper_entry(op: Op, _: usize) -> String {
+        format!("grad_{op}_bf16_hopper")
     }
 }
 
@@ -195,6 +204,10 @@ pub(super) fn hopper_entries() -> Vec<String> {
     let mut names = Vec::new();
     names.extend([Op::Kda, Op::Gdn].map(|op| PrepParams::hopper_entry(op, kernels_gpu::hopper::PREP_WARPGROUPS)));
     names.push(FixParams::hopper_entry(Op::Kda, kernels_gpu::fixup::WARPGROUPS));
+    let warpgroups = kernels_gpu::hopper::backward::grad::WARPGROUPS;
+    names.extend([Op::Kda, Op::Gdn].map(|op| GradParams::hopper_entry(op, warpgroups)));
     names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));
+    let walk = kernels_gpu::hopper::backward::walk::WARPGROUPS;
+    names.extend([StatesParams::hopper_entry(Op::Kda, walk), ScanBackParams::hopper_entry(Op::Kda, walk)]);
     names
 }

@@ -1,11 +1,12 @@
-//! The forward's kernels for Hopper: operands of bf16, K = V = 128, chunks of 64 tokens.
+//! The kernels for Hopper: operands of bf16, K = V = 128, chunks of 64 tokens.
 //!
-//! They compute what [`crate::prep`], [`crate::scan`] and [`crate::fixup`] compute, from the same parameters, into the same record of a chunk and
-//! head; only the bytes inside a record differ: operands lie there as the images that shared memory holds, so that a bulk
-//! copy brings them to where the tensor cores read them. A *panel* is 64 columns: rows of 128 bytes, whose 16-byte pieces
-//! are permuted by `piece ^ (row % 8)` (the 128-byte swizzle). The same panel can be read row by row (K-major) and column
-//! by column (MN-major), so each operand has one image for all products.
+//! They compute what [`crate::prep`], [`crate::scan`], [`crate::fixup`] and [`crate::backward`] compute, from the same parameters.
+//! The bytes between them differ: records of a chunk and head, and what the backward's kernels hand to each other, lie there as
+//! the images that shared memory holds, so that a bulk copy brings them to where the tensor cores read them. A *panel* is 64
+//! columns: rows of 128 bytes, whose 16-byte pieces are permuted by `piece ^ (row % 8)` (the 128-byte swizzle). The same panel can
+//! be read row by row (K-major) and column by column (MN-major), so each operand has one image for all products.
 
+pub mod backward;
 #[cfg(all(target_arch = "nvptx64", not(feature = "nvshmem")))]
 pub mod entry;
 #[cfg(any(target_arch = "nvptx64", emulated))]

@@ -1,6 +1,6 @@
 //! Registers, descriptors and barriers.
 
-use cuda_std::ptx;
+use cuda_std::{ptx, warp};
 
 /// Repeats `$body` with the constant `$i` from `$first`, 4 times for each `.`: registers in arrays need constant indices.
 macro_rules! repeat {
@@ -79,4 +79,38 @@ pub unsafe fn wait(barrier: u32, parity: u32) {
 #[inline(always)]
 pub fn unpack(pair: u32) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
+}
+
+/// Of 16 numbers of each lane of a warp, each combined over the lanes: lane l gets that of number l / 2.
+///
+/// # Safety
+/// By whole warps.
+#[inline(always)]
+pub unsafe fn fold_lanes(mut x: [f32; 16], lane: u32, combine: impl Fn(f32, f32) -> f32) -> f32 {
+    macro_rules! halve {
+        ($count:literal, $mask:literal, $($i:literal)*) => {
+            let upper = lane & $mask != 0;
+            $(
+                let (keep, give) = if upper { (x[$i + $count], x[$i]) } else { (x[$i], x[$i + $count]) };
+                // SAFETY: by all lanes.
+                x[$i] = combine(keep, unsafe { warp::shuffle_xor(give, $mask) });
+            )*
+        };
+    }
+    halve!(8, 16, 0 1 2 3 4 5 6 7);
+    halve!(4, 8, 0 1 2 3);
+    halve!(2, 4, 0 1);
+    halve!(1, 2, 0);
+    // SAFETY: by all lanes.
+    combine(x[0], unsafe { warp::shuffle_xor(x[0], 1) })
+}
+
+/// The sums of 16 numbers over the lanes of a warp: lane l gets that of number l / 2.
+///
+/// # Safety
+/// By whole warps.
+#[inline(always)]
+pub unsafe fn sums(x: [f32; 16], lane: u32) -> f32 {
+    // SAFETY: by contract.
+    unsafe { fold_lanes(x, lane, |a, b| a + b) }
 }

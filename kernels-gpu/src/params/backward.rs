@@ -24,7 +24,8 @@ pub struct StatesParams {
     pub initial: Tensor,
     /// f32 `[lanes * HV, V, K]`: the states before receiving segments, as the forward pass kept them.
     pub state_in: Tensor,
-    /// Result, operand type, `[chunks, HV, V, K]`: the state before each chunk.
+    /// Result, operand type, `[chunks, HV, V, K]`: the state before each chunk. ([`crate::hopper::backward`] says how the bodies
+    /// for Hopper lay out results of both walks.)
     pub states: Tensor,
     /// Result, operand type, `[tokens, HV, V]`: v_new.
     pub v_new: Tensor,
@@ -132,7 +133,8 @@ pub struct GradParams {
     /// From `scan_back`.
     pub d_v_new: Tensor,
     /// Result, any type, `[tokens, HV, K]`: gradient of q after normalisation, of each value head. The gradient of q itself
-    /// where there is one value head for each q head and no normalisation; else f32, for `reduce`.
+    /// where there is one value head for each q head and no normalisation; else f32, for `reduce`. (The body for Hopper goes through
+    /// the normalisation itself if this is not f32.)
     pub dq: Tensor,
     /// Result, of k, like `dq`.
     pub dk: Tensor,

@@ -1,13 +1,12 @@
 //! Where the tensors of a backward step lie.
 
-use kernels_gpu::backward::{grad, scan, states};
+use kernels_gpu::hopper::backward::value_panels_len;
 use kernels_gpu::params::{GradParams, PrepParams, Records, ReduceParams, Tensor as Param, TraceBuffer};
-use kernels_gpu::tile::SHARED_BYTES;
 use kernels_gpu::tile::host::Checker;
 
 use super::BackwardStep;
-use crate::exec::{ExecError, Executor, Grid, Scratch, Slot};
-use crate::inputs::{Dims, Op};
+use crate::exec::{Body, ExecError, Executor, Scratch, Slot};
+use crate::inputs::Dims;
 use crate::op::BackwardOut;
 use crate::op::saved::SavedMemory;
 use crate::op::step::optional;
@@ -58,6 +57,7 @@ impl BackwardStep<'_> {
     pub(super) fn memory<X: Executor>(
         &self,
         exec: &mut X,
+        body: Body,
         chunks: usize,
         out: &mut BackwardOut<'_>,
         saved: &mut SavedMemory<X>,
@@ -75,6 +75,10 @@ impl BackwardStep<'_> {
                 factors: Param::absent(),
                 sizes,
             },
+        };
+        let values = match body {
+            Body::Portable => tokens * hv * v,
+            Body::Hopper => value_panels_len(chunks, hv),
         };
         let mut output = |slot, x: Option<&mut TensorViewMut<'_>>| match x {
             Some(x) => exec.output(slot, x),
@@ -102,10 +106,10 @@ impl BackwardStep<'_> {
             state_in: saved.state_in.param(),
             transitions: saved.transitions.param(),
             states: exec.scratch(Scratch::States, chunks * hv * v * k, dtype)?,
-            v_new: exec.scratch(Scratch::VNew, tokens * hv * v, dtype)?,
+            v_new: exec.scratch(Scratch::VNew, values, dtype)?,
             state_out: exec.scratch(Scratch::StateOut, merged, Dtype::F32)?,
             d_states: exec.scratch(Scratch::DStates, chunks * hv * v * k, dtype)?,
-            d_v_new: exec.scratch(Scratch::DVNew, tokens * hv * v, dtype)?,
+            d_v_new: exec.scratch(Scratch::DVNew, values, dtype)?,
             dq: if heads > 0 { exec.scratch(Scratch::DQHeads, heads, Dtype::F32)? } else { dq },
             dk: if heads > 0 { exec.scratch(Scratch::DKHeads, heads, Dtype::F32)? } else { dk },
             dv,
@@ -116,40 +120,6 @@ impl BackwardStep<'_> {
             dt_bias_shares: exec.scratch(Scratch::DtBiasShares, shares(&out.ddt_bias), Dtype::F32)?,
             sums,
         })
-    }
-
-    /// Warpgroups in a block of the reverse scan.
-    pub(super) fn scan_warpgroups(&self) -> usize {
-        let (k, chunk, element) = self.shape();
-        let fits = scan::shared_bytes(k, chunk, element, scan::WARPGROUPS) <= SHARED_BYTES;
-        if fits { scan::WARPGROUPS } else { 1 }
-    }
-
-    /// Warpgroups in a block of the forward walk.
-    pub(super) fn state_warpgroups(&self) -> usize {
-        let (k, chunk, element) = self.shape();
-        let fits = states::shared_bytes(k, chunk, element, states::WARPGROUPS) <= SHARED_BYTES;
-        if fits { states::WARPGROUPS } else { 1 }
-    }
-
-    fn shape(&self) -> (usize, usize, usize) {
-        (self.step.dims.k, self.step.config.chunk, self.step.inputs.dtype().size())
-    }
-
-    pub(super) fn scan_shape(&self, warpgroups: usize) -> (Grid, usize, usize) {
-        let (k, chunk, element) = self.shape();
-        (Grid::Resident, warpgroups, scan::shared_bytes(k, chunk, element, warpgroups))
-    }
-
-    pub(super) fn states_shape(&self, warpgroups: usize) -> (Grid, usize, usize) {
-        let (k, chunk, element) = self.shape();
-        (Grid::Resident, warpgroups, states::shared_bytes(k, chunk, element, warpgroups))
-    }
-
-    pub(super) fn grad_shape(&self, chunks: usize) -> (Grid, usize, usize) {
-        let ((k, chunk, element), per_channel) = (self.shape(), self.step.inputs.op == Op::Kda);
-        let shared = grad::shared_bytes(k, chunk, element, per_channel);
-        (Grid::Blocks(chunks * self.step.dims.hv), grad::WARPGROUPS, shared)
     }
 
     /// The sums over value heads and over chunks.

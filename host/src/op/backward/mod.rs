@@ -12,6 +12,7 @@
 //! 5. `scan_back` from those gradients;
 //! 6. `grad`, chunk by chunk, and `reduce`, sums over the value heads of a group and over chunks.
 
+mod blocks;
 mod memory;
 mod tables;
 
@@ -30,7 +31,7 @@ use super::step::{ChannelParts, Common, Step, TableParts, optional};
 use super::tables::HostTables;
 use super::{BackwardOut, Mode, OpError};
 use crate::exec::cpu::code;
-use crate::exec::{Body, Executor, Grid, Slot};
+use crate::exec::{Executor, Grid, Slot};
 use crate::gradients::Upstream;
 use crate::plan::RankPlan;
 pub(super) use memory::fetch;
@@ -72,18 +73,19 @@ impl BackwardStep<'_> {
         let step = &self.step;
         let (config, sizes) = (step.config, step.sizes());
         let hv = step.dims.hv;
-        let warpgroups = self.scan_warpgroups();
-        let state_warpgroups = self.state_warpgroups();
+        let body = step.body(exec);
+        let (scan, walkers) = self.scan_blocks(body);
+        let (states_blocks, state_walkers) = self.states_blocks(body);
         let channel = channel.map(|channel| {
             channel.advance();
             &*channel
         });
-        let form = Form::new(step.plan, step.layout, [warpgroups, state_warpgroups]);
+        let form = Form::new(step.plan, step.layout, [walkers, state_walkers]);
         let (placed, tables) = images.place(exec, &form, |draft| {
             let tables = HostTables::segments(self.forward_rank, config.chunk);
             let layout = &step.layout;
-            let back = BackTables::new(step.rank(), config.mode, config.chunk, hv as u32, layout, warpgroups as u32);
-            let states = state_items(tables.segments.len() as u32, hv as u32, layout, state_warpgroups as u32);
+            let back = BackTables::new(step.rank(), config.mode, config.chunk, hv as u32, layout, walkers as u32);
+            let states = state_items(tables.segments.len() as u32, hv as u32, layout, state_walkers as u32);
             BackwardTables {
                 parts: TableParts::push(&mut draft.image, &tables),
                 back: TableParts::push(&mut draft.image, &back.tables),
@@ -98,7 +100,7 @@ impl BackwardStep<'_> {
             }
         })?;
         let chunks = tables.chunks;
-        let memory = self.memory(exec, chunks, out, saved)?;
+        let memory = self.memory(exec, body, chunks, out, saved)?;
         let ((state_items, state_ticket), (first_items, first_ticket)) =
             (placed.work(tables.states), placed.work(tables.first));
         let ((second_items, second_ticket), (merge_items, merge_ticket)) =
@@ -178,9 +180,8 @@ impl BackwardStep<'_> {
         }
         step.begin(exec, placed, channel)?;
         if !memory.records_were_kept {
-            common.launch(exec, step.prep_blocks(Body::Portable, chunks), &prep_params)?;
+            common.launch(exec, step.prep_blocks(body, chunks), &prep_params)?;
         }
-        let scan = self.scan_shape(warpgroups);
         if on_host && config.mode == Mode::Exact {
             // Each scan waits for that of the PE after it.
             for turn in (0..step.pe.size()).rev() {
@@ -193,7 +194,7 @@ impl BackwardStep<'_> {
         } else if tables.begins {
             common.launch(exec, scan, &first)?;
         }
-        common.launch(exec, self.states_shape(state_warpgroups), &states_params)?;
+        common.launch(exec, states_blocks, &states_params)?;
         if on_host && config.mode == Mode::Overlap {
             exec.wait(&peer_failed)?;
             step.pe.barrier("scans of the step")?;
@@ -213,7 +214,7 @@ impl BackwardStep<'_> {
             common.launch(exec, (Grid::Resident, fixup::WARPGROUPS, shared), &merge_params)?;
             common.launch(exec, scan, &second)?;
         }
-        common.launch(exec, self.grad_shape(chunks), &grad_params)?;
+        common.launch(exec, self.grad_blocks(body, chunks), &grad_params)?;
         for params in self.sums(&memory, chunks, trace) {
             let blocks = Grid::Blocks(reduce::blocks(params.rows as usize));
             common.launch(exec, (blocks, reduce::WARPGROUPS, reduce::shared_bytes(params.cols as usize)), &params)?;

@@ -2,9 +2,9 @@
 
 use cuda_std::{ptx, warp};
 
-use super::operands::fold_lanes;
 use super::*;
 use crate::cut;
+use crate::hopper::fold_lanes;
 
 /// The largest decay of each of this warp's tokens over its 64 channels, into the place of the sums of squares of q, which are
 /// not needed any more.

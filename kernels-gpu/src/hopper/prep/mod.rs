@@ -25,7 +25,7 @@ use scores::scores;
 
 use super::{
     CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_AQK, RECORD_KG, RECORD_QG, by_columns, by_rows, column_step, repeat,
-    row_step, unpack,
+    row_step, sums, unpack,
 };
 use crate::element::DtypeCode;
 use crate::gate::Gate;

@@ -1,6 +1,6 @@
 //! Loads, norms, and the operands of the scores.
 
-use cuda_std::{ptx, thread, warp};
+use cuda_std::{ptx, thread};
 
 use super::decays::{element, log_decays};
 use super::factors::note_largest;
@@ -21,30 +21,6 @@ pub(super) unsafe fn pairs<const FULL: bool>(x: *const u32, stride: usize, first
     // SAFETY: by contract.
     repeat!(I in 16 => { pairs[I] = unsafe { pair::<FULL>(x, stride, first + I as u32, len) }; });
     pairs
-}
-
-/// Of 16 numbers of each lane of a warp, each combined over the lanes: lane l gets that of number l / 2.
-///
-/// # Safety
-/// By a whole warp.
-#[inline(always)]
-pub(super) unsafe fn fold_lanes(mut x: [f32; 16], lane: u32, combine: impl Fn(f32, f32) -> f32) -> f32 {
-    macro_rules! halve {
-        ($count:literal, $mask:literal, $($i:literal)*) => {
-            let upper = lane & $mask != 0;
-            $(
-                let (keep, give) = if upper { (x[$i + $count], x[$i]) } else { (x[$i], x[$i + $count]) };
-                // SAFETY: by all lanes.
-                x[$i] = combine(keep, unsafe { warp::shuffle_xor(give, $mask) });
-            )*
-        };
-    }
-    halve!(8, 16, 0 1 2 3 4 5 6 7);
-    halve!(4, 8, 0 1 2 3);
-    halve!(2, 4, 0 1);
-    halve!(1, 2, 0);
-    // SAFETY: by all lanes.
-    combine(x[0], unsafe { warp::shuffle_xor(x[0], 1) })
 }
 
 /// Places of this thread's channels in rows 0 to 7 (mod 8) of a panel: the permuted piece of row `i` is `piece ^ i`.
@@ -105,8 +81,7 @@ pub(super) unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> ([u32; 16]
     repeat!(I in 16 => { if I > 0 { total = [total[0] * e[I][0], total[1] * e[I][1]]; } });
     // SAFETY: whole warps; every word has one writer; barriers between writing and reading.
     unsafe {
-        let add = |a, b| a + b;
-        let (sum_q, sum_k) = (fold_lanes(squares_q, lane, add), fold_lanes(squares_k, lane, add));
+        let (sum_q, sum_k) = (sums(squares_q, lane), sums(squares_k, lane));
         let half = (at.c / 32) * 4;
         if lane % 2 == 0 {
             let row = first + lane / 2;

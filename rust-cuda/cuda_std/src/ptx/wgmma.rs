@@ -32,6 +32,12 @@ pub unsafe fn wgmma_wait_group<const N: u32>(registers: impl Carried) {
     registers.carry();
 }
 
+/// Has these registers computed here, and not where they are used at last: what they are made of need not be kept until then.
+#[inline(always)]
+pub fn computed(registers: impl Carried) {
+    registers.carry();
+}
+
 /// Registers that products use asynchronously.
 pub trait Carried {
     /// Makes the compiler believe that the registers change here.

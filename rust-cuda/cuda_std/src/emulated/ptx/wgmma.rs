@@ -23,6 +23,11 @@ pub unsafe fn wgmma_wait_group<const N: u32>(registers: impl Carried) {
     wait(Site::here("wgmma.wait_group").with([N as i32, 0, 0, 0, 0]), N as usize, list.0);
 }
 
+/// Has these registers computed here.
+pub fn computed(registers: impl Carried) {
+    let _ = registers;
+}
+
 /// Registers, as [`Carried::carry`] notes them.
 #[derive(Default)]
 pub struct List(Registers);

@@ -1,0 +1,272 @@
+//! A thread's columns: loads, norms, decays, and the operands that are made of them.
+
+use cuda_std::{ptx, thread};
+
+use super::body::*;
+use super::gates::{given, log2_decays};
+use crate::gate::Gate;
+use crate::hopper::{CHANNELS, PANEL, repeat, sums, unpack};
+use crate::params::GradParams;
+use crate::prep::NORM_EPSILON;
+
+/// Two channels of 8 tokens.
+pub(super) struct Columns {
+    /// As given, pairs of bf16; zeros beyond the chunk.
+    pub q: [u32; 8],
+    pub k: [u32; 8],
+    /// exp g; 1 beyond the chunk.
+    pub e: [[f32; 2]; 8],
+}
+
+/// Sums of a thread's gradients.
+pub(super) struct Gradients {
+    /// Of scale q, normalised.
+    pub dq: [[f32; 2]; 8],
+    /// Of k, normalised.
+    pub dk: [[f32; 2]; 8],
+    /// Of g.
+    pub dg: [[f32; 2]; 8],
+    /// Of each token, over the two channels: k times its gradient as the left row of products with itself.
+    pub of_k: [f32; 8],
+}
+
+/// Has these sums made here, and not where they are used at last: until then everything that they are made of would have to be
+/// kept.
+#[inline(always)]
+pub(super) fn pin(x: &mut [[f32; 2]; 8]) {
+    let mut flat = [0f32; 16];
+    repeat!(I in 8 => {
+        flat[2 * I] = x[I][0];
+        flat[2 * I + 1] = x[I][1];
+    });
+    ptx::computed(&mut flat);
+    repeat!(I in 8 => { x[I] = [flat[2 * I], flat[2 * I + 1]]; });
+}
+
+impl Gradients {
+    /// [`pin`] of all sums.
+    #[inline(always)]
+    pub fn pin(&mut self) {
+        pin(&mut self.dq);
+        pin(&mut self.dk);
+        pin(&mut self.dg);
+        ptx::computed(&mut self.of_k);
+    }
+}
+
+#[inline(always)]
+pub(super) fn times(a: [f32; 2], b: [f32; 2]) -> [f32; 2] {
+    [a[0] * b[0], a[1] * b[1]]
+}
+
+#[inline(always)]
+pub(super) fn plus(a: [f32; 2], b: [f32; 2]) -> [f32; 2] {
+    [a[0] + b[0], a[1] + b[1]]
+}
+
+#[inline(always)]
+pub(super) fn scaled(a: [f32; 2], by: f32) -> [f32; 2] {
+    [a[0] * by, a[1] * by]
+}
+
+/// `a b + c`.
+#[inline(always)]
+pub(super) fn fused(a: [f32; 2], b: [f32; 2], c: [f32; 2]) -> [f32; 2] {
+    [ptx::fma_rn_f32(a[0], b[0], c[0]), ptx::fma_rn_f32(a[1], b[1], c[1])]
+}
+
+#[inline(always)]
+fn pack(a: [f32; 2]) -> u32 {
+    ptx::cvt_rn_bf16x2_f32(a[1], a[0])
+}
+
+impl Columns {
+    /// q (normalised, with the scale) and k (normalised) of token `I`.
+    ///
+    /// # Safety
+    /// The norms were written before a barrier.
+    #[inline(always)]
+    pub unsafe fn rows<const I: usize>(&self, at: &Place) -> [[f32; 2]; 2] {
+        // SAFETY: by contract.
+        let [q, k] = unsafe { ptx::ld_shared_v2_f32(at.base + NORMS + (8 * at.s + I as u32) * 8) };
+        [scaled(unpack(self.q[I]), q), scaled(unpack(self.k[I]), k)]
+    }
+}
+
+/// Decays of this thread's channels over `count` blocks of 8 tokens from `first`, at most `MOST`.
+///
+/// # Safety
+/// The blocks' decays were written before a barrier.
+#[inline(always)]
+pub(super) unsafe fn decay_of<const MOST: u32>(at: &Place, first: u32, count: u32) -> [f32; 2] {
+    let mut product = [1.0f32; 2];
+    let from = at.base + TOTALS + (first * 128 + at.channel) * 4;
+    repeat!(B in 8 => {
+        if (B as u32) < MOST && (B as u32) < count {
+            // SAFETY: by contract.
+            product = times(product, unsafe { ptx::ld_shared_v2_f32(from + B as u32 * 512) });
+        }
+    });
+    product
+}
+
+/// Places of this thread's channels in the rows of its block of a panel: the permuted piece of row `i` is `piece ^ i`.
+#[inline(always)]
+fn in_row(at: &Place, i: u32) -> u32 {
+    (((at.lane / 4) ^ i) << 4) + (at.lane % 4) * 4
+}
+
+/// Loads q, k and decays, leaves norms and decays of blocks, and the image of k exp G. Contains barriers of the block.
+///
+/// # Safety
+/// By all threads.
+#[inline(always)]
+pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
+    let sizes = &p.prep.tables.sizes;
+    let h = sizes.h.max(1);
+    let qk_head = at.head as u32 / (sizes.hv / h).max(1);
+    let first = 8 * at.s;
+    let from = ((at.token * h as usize + qk_head as usize) * CHANNELS + at.channel as usize) / 2;
+    let stride = h as usize * CHANNELS / 2;
+    let pair = |x: u64, i: u32| {
+        let x = (x as *const u32).wrapping_add(from + (first + i) as usize * stride);
+        // SAFETY: a row of this chunk, or nothing.
+        unsafe { ptx::ld_global_nc_u32_if(x, (first + i < at.len) as u32) }
+    };
+    let (mut q, mut k) = ([0u32; 8], [0u32; 8]);
+    repeat!(I in 8 => { q[I] = pair(p.prep.q.addr, I as u32); });
+    repeat!(I in 8 => { k[I] = pair(p.prep.k.addr, I as u32); });
+    // SAFETY: as the functions say.
+    let g = unsafe { log2_decays::<G>(&p.prep, at, given::<G>(&p.prep, at)) };
+    // Sums of squares over this warp's 64 channels: of q, then of k.
+    let mut squares = [0f32; 16];
+    let mut e = [[0f32; 2]; 8];
+    let mut total = [1.0f32; 2];
+    repeat!(I in 8 => {
+        let ([a, b], [c, d]) = (unpack(q[I]), unpack(k[I]));
+        squares[I] = a * a + b * b;
+        squares[I + 8] = c * c + d * d;
+        e[I] = [ptx::ex2_approx_ftz_f32(g[I][0]), ptx::ex2_approx_ftz_f32(g[I][1])];
+        total = times(total, e[I]);
+    });
+    let columns = Columns { q, k, e };
+    // SAFETY: whole warps; every word has one writer; barriers between writing and reading.
+    unsafe {
+        let sum = sums(squares, at.lane);
+        if at.lane % 2 == 0 {
+            let number = at.lane / 2;
+            let row = first + number % 8;
+            ptx::st_shared_f32(at.base + SQUARE_SUMS + (number / 8) * 512 + row * 8 + at.half * 4, sum);
+        }
+        ptx::st_shared_v2_f32(at.base + TOTALS + (at.s * 128 + at.channel) * 4, total[0], total[1]);
+        thread::sync_threads();
+        if at.thread < 128 {
+            let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + at.thread * 8);
+            let norm = if p.prep.l2norm != 0 { ptx::rsqrt_approx_f32(a + b + NORM_EPSILON) } else { 1.0 };
+            let norm = if at.thread < 64 { norm * p.prep.scale } else { norm };
+            ptx::st_shared_f32(at.base + NORMS + (at.thread % 64) * 8 + (at.thread / 64) * 4, norm);
+        }
+        thread::sync_threads();
+        let mut decay = decay_of::<7>(at, 0, at.s);
+        let to = at.base + KB + at.half * PANEL + first * 128;
+        repeat!(I in 8 => {
+            decay = times(decay, e[I]);
+            let [_, k] = columns.rows::<I>(at);
+            ptx::st_shared_u32(to + I as u32 * 128 + in_row(at, I as u32), pack(times(k, decay)));
+        });
+    }
+    columns
+}
+
+/// The number of block `s` of 8 tokens among the rows, or the columns, of the level of `bit`.
+pub(super) const fn compact(s: u32, bit: u32) -> u32 {
+    (s & (bit - 1)) | ((s >> 1) & !(bit - 1))
+}
+
+/// Decay of this thread's channels between its block and the boundary in the middle of its span, at the level of `bit`: since it for rows,
+/// up to it for columns.
+///
+/// # Safety
+/// As [`decay_of`].
+#[inline(always)]
+pub(super) unsafe fn to_boundary<const BIT: u32>(at: &Place) -> [f32; 2] {
+    let inside = at.s & (BIT - 1);
+    let (first, count) = if at.s & BIT != 0 { (at.s - inside, inside) } else { (at.s + 1, BIT - 1 - inside) };
+    // SAFETY: by contract.
+    unsafe {
+        match BIT {
+            4 => decay_of::<3>(at, first, count),
+            2 => decay_of::<1>(at, first, count),
+            _ => [1.0; 2],
+        }
+    }
+}
+
+/// The operands of the three levels.
+///
+/// # Safety
+/// By all threads; nobody reads what lay there before.
+#[inline(always)]
+pub(super) unsafe fn operands(at: &Place, columns: &Columns) {
+    // SAFETY: by contract.
+    unsafe {
+        operands_of::<4>(at, columns);
+        operands_of::<2>(at, columns);
+        operands_of::<1>(at, columns);
+    }
+}
+
+#[inline(always)]
+unsafe fn operands_of<const BIT: u32>(at: &Place, columns: &Columns) {
+    let first = 8 * compact(at.s, BIT);
+    // SAFETY: one writer for each word; norms and decays were written before a barrier.
+    unsafe {
+        let mut decay = to_boundary::<BIT>(at);
+        if at.s & BIT != 0 {
+            let to = at.base + rows_at(BIT) + at.half * PANEL + first * 128;
+            repeat!(I in 8 => {
+                decay = times(decay, columns.e[I]);
+                let [q, k] = columns.rows::<I>(at);
+                let to = to + I as u32 * 128 + in_row(at, I as u32);
+                ptx::st_shared_u32(to, pack(times(q, decay)));
+                ptx::st_shared_u32(to + 32 * 128, pack(times(k, decay)));
+            });
+        } else {
+            let to = at.base + columns_at(BIT) + at.half * (PANEL / 2) + first * 128;
+            repeat!(J in 8 => {
+                const I: usize = 7 - J;
+                let [_, k] = columns.rows::<I>(at);
+                ptx::st_shared_u32(to + I as u32 * 128 + in_row(at, I as u32), pack(times(k, decay)));
+                decay = times(decay, columns.e[I]);
+            });
+        }
+    }
+}
+
+/// What dg of all tokens has in common, from the states around the chunk: sum over V of S D, times the decay of the chunk. Of
+/// this thread's channels.
+///
+/// # Safety
+/// The sums over rows of S D were written before a barrier.
+#[inline(always)]
+pub(super) unsafe fn common(at: &Place) -> [f32; 2] {
+    let mut sum = [0f32; 2];
+    // SAFETY: by contract.
+    unsafe {
+        repeat!(B in 8 => {
+            sum = plus(sum, ptx::ld_shared_v2_f32(at.base + COMMON + (B as u32 * 128 + at.channel) * 4));
+        });
+        times(sum, decay_of::<8>(at, 0, 8))
+    }
+}
+
+/// Empty sums, but for what dg of all tokens has in common.
+///
+/// # Safety
+/// As [`common`].
+#[inline(always)]
+pub(super) unsafe fn start(at: &Place) -> Gradients {
+    // SAFETY: by contract.
+    let common = unsafe { common(at) };
+    Gradients { dq: [[0.0; 2]; 8], dk: [[0.0; 2]; 8], dg: [common; 8], of_k: [0.0; 8] }
+}

@@ -1,0 +1,276 @@
+//! What is left after the last level: dg's sums over blocks, and all results but dv.
+
+use cuda_std::{ptx, thread, warp};
+use half::bf16;
+
+use super::body::*;
+use super::columns::{Columns, Gradients, plus};
+use super::gates::{Slopes, element, given};
+use crate::element::DtypeCode;
+use crate::gate::Gate;
+use crate::hopper::{CHANNELS, repeat, sums};
+use crate::math::sigmoid;
+use crate::params::{GradParams, Tensor};
+use crate::prep::floored_beta;
+
+/// Shares of dt_bias's gradient of blocks of 8 tokens, `[8,128]`: where levels had operands.
+const BIAS_SHARES: u32 = rows_at(1);
+
+/// Sum over `count` blocks from `first`, at most `MOST`, of what they left.
+#[inline(always)]
+unsafe fn carried_sum<const MOST: u32>(at: &Place, number: u32, first: u32, count: u32) -> [f32; 2] {
+    let mut sum = [0f32; 2];
+    let from = at.base + CARRIED + number * 4096 + (first * 128 + at.channel) * 4;
+    repeat!(B in 8 => {
+        if (B as u32) < MOST && (B as u32) < count {
+            // SAFETY: written before a barrier.
+            sum = plus(sum, unsafe { ptx::ld_shared_v2_f32(from + B as u32 * 512) });
+        }
+    });
+    sum
+}
+
+/// What dg of this thread's tokens gets from rows of later blocks and columns of earlier ones: around the chunk, and at the first two
+/// levels.
+#[inline(always)]
+unsafe fn carried(at: &Place) -> [f32; 2] {
+    let s = at.s;
+    // Of rows of a level the later blocks of the span, of columns the earlier ones.
+    let level = |bit: u32| {
+        let inside = s & (bit - 1);
+        if s & bit != 0 { (s + 1, bit - 1 - inside) } else { (s - inside, inside) }
+    };
+    let ((first, count), (neighbour, there)) = (level(4), level(2));
+    // SAFETY: as above.
+    unsafe {
+        let around = plus(carried_sum::<7>(at, 0, s + 1, 7 - s), carried_sum::<7>(at, 1, 0, s));
+        plus(around, plus(carried_sum::<3>(at, 2, first, count), carried_sum::<1>(at, 3, neighbour, there)))
+    }
+}
+
+/// Stores rows of `[tokens, HV, K]`.
+#[inline(always)]
+unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8], factor: f32) {
+    let hv = p.prep.tables.sizes.hv as usize;
+    let first = ((at.token + 8 * at.s as usize) * hv + at.head) * CHANNELS + at.channel as usize;
+    let rows = at.len - (8 * at.s).min(at.len);
+    // SAFETY: rows of this chunk; one writer for each pair.
+    unsafe {
+        if to.dtype() == DtypeCode::F32 {
+            let to = (to.addr as *mut f32).wrapping_add(first);
+            let store = |to: *mut f32, x: [f32; 2]| ptx::st_global_v2_f32(to, x[0] * factor, x[1] * factor);
+            if rows >= 8 {
+                repeat!(I in 8 => { store(to.wrapping_add(I * hv * CHANNELS), x[I]); });
+            } else {
+                repeat!(I in 8 => { if (I as u32) < rows { store(to.wrapping_add(I * hv * CHANNELS), x[I]); } });
+            }
+        } else {
+            let to = (to.addr as *mut u32).wrapping_add(first / 2);
+            let store = |to: *mut u32, x: [f32; 2]| {
+                ptx::st_global_u32(to, ptx::cvt_rn_bf16x2_f32(x[1] * factor, x[0] * factor));
+            };
+            if rows >= 8 {
+                repeat!(I in 8 => { store(to.wrapping_add(I * hv * CHANNELS / 2), x[I]); });
+            } else {
+                repeat!(I in 8 => { if (I as u32) < rows { store(to.wrapping_add(I * hv * CHANNELS / 2), x[I]); } });
+            }
+        }
+    }
+}
+
+/// Gradients of the rows of q and k as they were given: with y the row of norm 1, r its factor, `dx = r (dy - y (y . dy))`. Where
+/// [`crate::backward::reduce`] need not sum over heads, it need not do this either.
+///
+/// # Safety
+/// By all threads. Contains a barrier of the block.
+#[inline(always)]
+unsafe fn through_norms(p: &GradParams, at: &Place, columns: &Columns, g: &mut Gradients) {
+    let scale = p.prep.scale;
+    let unscaled = if scale == 0.0 { 0.0 } else { ptx::rcp_approx_ftz_f32(scale * scale) };
+    let first = 8 * at.s;
+    // SAFETY: every word has one writer; barriers between writing and reading.
+    unsafe {
+        let mut dots = [0f32; 16];
+        repeat!(I in 8 => {
+            let [q, k] = columns.rows::<I>(at);
+            dots[I] = q[0] * g.dq[I][0] + q[1] * g.dq[I][1];
+            dots[I + 8] = k[0] * g.dk[I][0] + k[1] * g.dk[I][1];
+        });
+        let sum = sums(dots, at.lane);
+        if at.lane % 2 == 0 {
+            let number = at.lane / 2;
+            let to = at.base + SQUARE_SUMS + (number / 8) * 512 + at.half * 4;
+            ptx::st_shared_f32(to + (first + number % 8) * 8, sum);
+        }
+        warp::sync();
+        thread::sync_threads();
+        repeat!(I in 8 => {
+            let row = (first + I as u32) * 8;
+            let [q, k] = columns.rows::<I>(at);
+            let [norm_q, norm_k] = ptx::ld_shared_v2_f32(at.base + NORMS + row);
+            let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + row);
+            let [c, d] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + 512 + row);
+            let (dot_q, dot_k) = ((a + b) * unscaled, c + d);
+            // q and its factor have the scale in them, and so has what is left.
+            g.dq[I] = [(g.dq[I][0] - q[0] * dot_q) * norm_q, (g.dq[I][1] - q[1] * dot_q) * norm_q];
+            g.dk[I] = [(g.dk[I][0] - k[0] * dot_k) * norm_k, (g.dk[I][1] - k[1] * dot_k) * norm_k];
+        });
+    }
+}
+
+/// Sum over the lanes of a warp.
+#[inline(always)]
+unsafe fn warp_sum(mut x: f32) -> f32 {
+    // SAFETY: by all lanes.
+    unsafe {
+        x += warp::shuffle_xor(x, 16);
+        x += warp::shuffle_xor(x, 8);
+        x += warp::shuffle_xor(x, 4);
+        x += warp::shuffle_xor(x, 2);
+        x + warp::shuffle_xor(x, 1)
+    }
+}
+
+/// dq, dk, dg, dbeta, and the chunk's shares of the gradients of A_log and dt_bias.
+///
+/// # Safety
+/// By all threads, after a barrier of the block behind the last sums that are carried.
+#[inline(always)]
+pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Columns, g: &mut Gradients) {
+    // SAFETY: every word has one writer; barriers between writing and reading; rows of this chunk.
+    unsafe {
+        let normalised = p.prep.l2norm != 0 && p.dq.dtype() != DtypeCode::F32;
+        if normalised {
+            through_norms(p, at, columns, g);
+        }
+        store_rows(p, at, &p.dq, &g.dq, if normalised { 1.0 } else { p.prep.scale });
+        store_rows(p, at, &p.dk, &g.dk, 1.0);
+        let carried = carried(at);
+        repeat!(I in 8 => { g.dg[I] = plus(g.dg[I], carried); });
+        let mut rows = [0f32; 16];
+        repeat!(I in 8 => {
+            rows[I] = g.of_k[I];
+            if !G::PER_CHANNEL {
+                rows[I + 8] = g.dg[I][0] + g.dg[I][1];
+            }
+        });
+        let sum = sums(rows, at.lane);
+        if at.lane % 2 == 0 {
+            let number = at.lane / 2;
+            let to = at.base + ROW_SUMS + at.half * 512 + (number / 8) * 256;
+            ptx::st_shared_f32(to + (8 * at.s + number % 8) * 4, sum);
+        }
+        if G::PER_CHANNEL {
+            through_channel_gates::<G>(p, at, g);
+        }
+        warp::sync();
+        thread::sync_threads();
+        if at.warp < 2 {
+            of_token::<G>(p, at);
+        }
+        warp::sync();
+        if G::PER_CHANNEL {
+            if at.warp < 2 && p.ddt_bias.is_present() {
+                let mut sum = [0f32; 2];
+                repeat!(B in 8 => {
+                    let from = at.base + BIAS_SHARES + (B as u32 * 128 + 2 * at.thread) * 4;
+                    sum = plus(sum, ptx::ld_shared_v2_f32(from));
+                });
+                let to = (p.ddt_bias.addr as *mut f32).wrapping_add(at.row * CHANNELS + 2 * at.thread as usize);
+                ptx::st_global_v2_f32(to, sum[0], sum[1]);
+            }
+        } else {
+            thread::sync_threads();
+        }
+        if at.thread == 0 {
+            let of_warps = |first: u32, count: u32| {
+                let (mut sum, mut w) = (0f32, 0);
+                while w < count {
+                    sum += ptx::ld_shared_f32(at.base + WARP_SUMS + (first + w) * 4);
+                    w += 1;
+                }
+                sum
+            };
+            if p.da_log.is_present() {
+                let sum = of_warps(0, if G::PER_CHANNEL { 4 * super::WARPGROUPS as u32 } else { 2 });
+                ptx::st_global_f32((p.da_log.addr as *mut f32).wrapping_add(at.row), sum);
+            }
+            if !G::PER_CHANNEL && p.ddt_bias.is_present() {
+                ptx::st_global_f32((p.ddt_bias.addr as *mut f32).wrapping_add(at.row), of_warps(2, 2));
+            }
+        }
+        warp::sync();
+    }
+}
+
+/// Gradient of what a gate with a decay per channel was given, and the shares of its parameters.
+#[inline(always)]
+unsafe fn through_channel_gates<G: Gate>(p: &GradParams, at: &Place, g: &mut Gradients) {
+    // SAFETY: as in `finish`.
+    unsafe {
+        let slopes = Slopes::of::<G>(&p.prep, at);
+        if !slopes.given() {
+            let x = given::<G>(&p.prep, at);
+            let (mut d_bias, mut d_a_log) = ([0f32; 2], 0f32);
+            repeat!(I in 8 => {
+                let [d0, share0] = slopes.back(g.dg[I][0], x[I][0], 0);
+                let [d1, share1] = slopes.back(g.dg[I][1], x[I][1], 1);
+                g.dg[I] = [d0, d1];
+                // Rows beyond the chunk hold what later tokens would get.
+                if 8 * at.s + (I as u32) < at.len {
+                    d_bias = plus(d_bias, g.dg[I]);
+                    d_a_log += share0 + share1;
+                }
+            });
+            ptx::st_shared_v2_f32(at.base + BIAS_SHARES + (at.s * 128 + at.channel) * 4, d_bias[0], d_bias[1]);
+            let sum = warp_sum(d_a_log);
+            if at.lane == 0 {
+                ptx::st_shared_f32(at.base + WARP_SUMS + at.warp * 4, sum);
+            }
+        }
+        store_rows(p, at, &p.dg, &g.dg, 1.0);
+    }
+}
+
+/// dbeta of a token, and GDN's dg; its gate's shares of two warps' tokens.
+#[inline(always)]
+unsafe fn of_token<G: Gate>(p: &GradParams, at: &Place) {
+    let (valid, hv) = (at.thread < at.len, p.prep.tables.sizes.hv as usize);
+    let place = (at.token + at.thread as usize) * hv + at.head;
+    // SAFETY: as in `finish`.
+    unsafe {
+        let sum = |from: u32, to: u32| {
+            let at = at.base + 4 * at.thread;
+            ptx::ld_shared_f32(at + from) + ptx::ld_shared_f32(at + to)
+        };
+        if valid {
+            let d_beta = sum(D_BETA, D_BETA + 256) + sum(ROW_SUMS, ROW_SUMS + 512);
+            let (given, factor) = (element(&p.prep.beta, place), p.prep.beta_factor);
+            let d_beta = if factor == 0.0 {
+                d_beta / floored_beta::<bf16>(given)
+            } else {
+                let beta = floored_beta::<bf16>(factor * sigmoid(given));
+                d_beta / beta * factor * sigmoid(given) * sigmoid(-given)
+            };
+            ptx::st_global_f32((p.dbeta.addr as *mut f32).wrapping_add(place), d_beta);
+        }
+        if !G::PER_CHANNEL {
+            let slopes = Slopes::of::<G>(&p.prep, at);
+            let mut dg = sum(ROW_SUMS + 256, ROW_SUMS + 768);
+            let mut share = 0.0;
+            if !slopes.given() {
+                let x = if valid { element(&p.prep.g, place) } else { 0.0 };
+                [dg, share] = slopes.back(dg, x, 0);
+            }
+            if valid {
+                ptx::st_global_f32((p.dg.addr as *mut f32).wrapping_add(place), dg);
+            }
+            warp::sync();
+            let (d_a_log, d_bias) = (warp_sum(if valid { share } else { 0.0 }), warp_sum(if valid { dg } else { 0.0 }));
+            if at.lane == 0 {
+                ptx::st_shared_f32(at.base + WARP_SUMS + at.warp * 4, d_a_log);
+                ptx::st_shared_f32(at.base + WARP_SUMS + (2 + at.warp) * 4, d_bias);
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! `grad` on the tensor cores of Hopper: one block of 512 threads per chunk and value head, one on a multiprocessor.
+//!
+//! It computes what [`crate::backward::grad`] computes, whose formulas and names hold here, from images: the records of `prep`;
+//! `states` and `d_states`, an image (64 rows = V, 128 columns = K) for each 64 columns of V; `v_new` and `d_v_new`, a panel (64 rows
+//! = tokens, 64 columns = V) for each, with zeros in the rows behind a partial chunk.
+//!
+//! A thread owns 8 tokens and two channels: a column of decays, of q, of k, and of the gradients dq, dk and dg, all in
+//! registers from the first phase to the last. What products of matrices add comes to it through shared memory:
+//!
+//! 1. over V: dP, dR v^T, do S, dR S, R D ([`body`](self));
+//! 2. through the inverse, by the second warpgroup: X, then dN; meanwhile dv, A'^T dw;
+//! 3. the gradients around the chunk, gated by decays since its start and to its end;
+//! 4. levels of 32, 16 and 8 tokens: a product of tokens that part at a level has its decay split at the boundary between
+//!    them, so both factors are at most 1. Rows of a level are the 32 tokens with that bit, its columns those without;
+//! 5. blocks of 8 x 8 pair by pair, by running products, in f32: no anchor, no quotient of decays.
+//!
+//! dg is summed around each token in every phase: over rows from it on and columns before it, never as a difference. Sums of
+//! whole blocks of 8 tokens are exchanged once, at the end.
+
+#[cfg(any(target_arch = "nvptx64", emulated))]
+mod body;
+#[cfg(any(target_arch = "nvptx64", emulated))]
+mod columns;
+#[cfg(any(target_arch = "nvptx64", emulated))]
+mod finish;
+#[cfg(any(target_arch = "nvptx64", emulated))]
+mod gates;
+#[cfg(any(target_arch = "nvptx64", emulated))]
+mod pairs;
+#[cfg(any(target_arch = "nvptx64", emulated))]
+mod products;
+#[cfg(any(target_arch = "nvptx64", emulated))]
+mod stage;
+
+#[cfg(any(target_arch = "nvptx64", emulated))]
+pub use body::grad;
+
+use super::super::{IMAGE, PANEL};
+
+/// Warpgroups in a block.
+pub const WARPGROUPS: usize = 4;
+
+/// Bytes of shared memory of a block: A' and the operands of levels, eleven images and panels, and the small rows behind them.
+pub const SHARED: usize = (3 * PANEL + 10 * IMAGE) as usize + 32_000;

@@ -1,0 +1,103 @@
+//! Where accumulators go: as images of operands, or as f32 for the threads that own columns.
+//!
+//! An f32 tile has rows of 128 channels, whose groups of 8 are permuted by `group ^ (row % 4)`: four rows of an accumulator then lie in
+//! different banks.
+
+use cuda_std::ptx;
+
+use super::body::*;
+use crate::hopper::{PANEL, repeat};
+
+/// Row and column of a thread's first accumulator in 64 x 64 of them.
+#[inline(always)]
+pub(super) fn corner(at: &Place) -> (u32, u32) {
+    (16 * (at.warp % 4) + at.lane / 4, 2 * (at.lane % 4))
+}
+
+/// Where two channels of a row of a tile lie.
+#[inline(always)]
+pub(super) fn pair_at(tile: u32, row: u32, channel: u32) -> u32 {
+    tile + row * 512 + ((channel ^ ((row % 4) << 3)) << 2)
+}
+
+/// Stores an accumulator of 64 rows and the 64 channels of panel `half` into a tile of f32.
+///
+/// # Safety
+/// By a whole warp; the tile's rows are free.
+#[inline(always)]
+pub(super) unsafe fn stage(at: &Place, x: &[f32; 32], tile: u32, half: u32) {
+    let (row, column) = corner(at);
+    repeat!(J in 8 => {
+        let to = pair_at(tile, row, 64 * half + 8 * J as u32 + column);
+        // SAFETY: by contract; one writer for each pair.
+        unsafe {
+            ptx::st_shared_v2_f32(to, x[4 * J], x[4 * J + 1]);
+            ptx::st_shared_v2_f32(to + 8 * 512, x[4 * J + 2], x[4 * J + 3]);
+        }
+    });
+}
+
+/// Stores an accumulator, rounded, into a panel.
+///
+/// # Safety
+/// By a whole warp; the panel's rows are free.
+#[inline(always)]
+pub(super) unsafe fn put<const NEGATE: bool>(at: &Place, x: &[f32; 32], panel: u32) {
+    let matrix = at.lane / 8;
+    let row = 16 * (at.warp % 4) + at.lane % 8 + 8 * (matrix % 2);
+    let pack = |a: f32, b: f32| {
+        if NEGATE { ptx::cvt_rn_bf16x2_f32(-b, -a) } else { ptx::cvt_rn_bf16x2_f32(b, a) }
+    };
+    repeat!(J in 4 => {
+        let piece = 2 * J as u32 + matrix / 2;
+        // SAFETY: by contract.
+        unsafe {
+            ptx::stmatrix_x4(
+                panel + row * 128 + ((piece ^ (row % 8)) << 4),
+                pack(x[8 * J], x[8 * J + 1]),
+                pack(x[8 * J + 2], x[8 * J + 3]),
+                pack(x[8 * J + 4], x[8 * J + 5]),
+                pack(x[8 * J + 6], x[8 * J + 7]),
+            );
+        }
+    });
+}
+
+/// Where the scores of the level of `bit` lie: a panel, and its first column of 8 there. Rows are those of q, then those of k.
+pub(super) const fn scores_at(bit: u32) -> (u32, u32) {
+    match bit {
+        4 => (LEVELS, 0),
+        2 => (LEVELS, 4),
+        _ => (LEVELS + PANEL, 0),
+    }
+}
+
+/// Stores gradients of scores: of tokens in different blocks of 8 as the operand of the level at which the blocks part, in its rows from
+/// `first` on (0 for q, 32 for k); of tokens of one block into its square.
+///
+/// # Safety
+/// By a whole warp; one warpgroup for each `first`.
+#[inline(always)]
+pub(super) unsafe fn scatter(at: &Place, x: &[f32; 32], first: u32, squares: u32) {
+    let (row, column) = (at.lane / 4, 2 * (at.lane % 4));
+    repeat!(J in 8 => {
+        repeat!(H in 2 => {
+            let (r, c) = (2 * (at.warp % 4) + H as u32, J as u32);
+            let (a, b) = (x[4 * J + 2 * H], x[4 * J + 2 * H + 1]);
+            // SAFETY: one writer for each pair.
+            unsafe {
+                if r == c {
+                    ptx::st_shared_v2_f32(at.base + squares + (r * 64 + row * 8 + column) * 4, a, b);
+                } else if r > c {
+                    let apart = r ^ c;
+                    let bit = if apart >= 4 { 4 } else { apart & 2 | (apart < 2) as u32 };
+                    let (panel, from) = scores_at(bit);
+                    let to_row = first + 8 * super::columns::compact(r, bit) + row;
+                    let piece = from + super::columns::compact(c, bit);
+                    let to = at.base + panel + to_row * 128 + ((piece ^ row) << 4) + column * 2;
+                    ptx::st_shared_u32(to, ptx::cvt_rn_bf16x2_f32(b, a));
+                }
+            }
+        });
+    });
+}
