@@ -139,6 +139,7 @@ unsafe fn warp_sum(mut x: f32) -> f32 {
 pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Columns, g: &mut Gradients) {
     // SAFETY: every word has one writer; barriers between writing and reading; rows of this chunk.
     unsafe {
+        g.unpark(at);
         let normalised = p.prep.l2norm != 0 && p.dq.dtype() != DtypeCode::F32;
         if normalised {
             through_norms(p, at, columns, g);

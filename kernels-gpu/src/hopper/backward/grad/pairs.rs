@@ -8,19 +8,18 @@ use super::stage::pair_at;
 use crate::hopper::repeat;
 
 /// This thread's pair in each of 8 rows of a tile.
-struct Pairs([u32; 4]);
+struct Pairs(u32);
 
 impl Pairs {
     #[inline(always)]
     fn of(at: &Place, tile: u32, first: u32) -> Self {
-        let pair = |i: u32| pair_at(at.base + tile, first + i, at.channel);
-        Self([pair(0), pair(1), pair(2), pair(3)])
+        Self(pair_at(at.base + tile, first, at.channel))
     }
 
     #[inline(always)]
     unsafe fn read<const I: usize>(&self) -> [f32; 2] {
-        // SAFETY: written before a barrier; rows repeat their order every 4.
-        unsafe { ptx::ld_shared_v2_f32(self.0[I % 4] + (I as u32 / 4) * 4 * 512) }
+        // SAFETY: written before a barrier. The rows begin where groups of channels are not permuted.
+        unsafe { ptx::ld_shared_v2_f32((self.0 ^ ((I as u32 % 4) << 5)) + I as u32 * 512) }
     }
 }
 
@@ -58,7 +57,7 @@ unsafe fn add_columns(at: &Place, columns: &Columns, g: &mut Gradients, of: Pair
     repeat!(J in 8 => {
         const I: usize = 7 - J;
         // SAFETY: written before barriers.
-        let ([_, k], of_k) = unsafe { (columns.rows::<I>(at), of.read::<I>()) };
+        let (k, of_k) = unsafe { (columns.right::<I>(at), of.read::<I>()) };
         let of_k = times(of_k, decay);
         g.dk[I] = plus(g.dk[I], of_k);
         shares[I] = times(k, of_k);
@@ -95,6 +94,7 @@ pub(super) unsafe fn around(at: &Place, columns: &Columns, g: &mut Gradients) {
         let rows = [Pairs::of(at, AROUND_Q, first), Pairs::of(at, AROUND_K, first)];
         let sum = add_rows(at, columns, g, rows, before);
         carry(at, 0, sum);
+        g.park(at);
         let sum = add_columns(at, columns, g, Pairs::of(at, AROUND_COLUMNS, first), after);
         carry(at, 1, sum);
     }
@@ -106,12 +106,16 @@ pub(super) unsafe fn around(at: &Place, columns: &Columns, g: &mut Gradients) {
 /// By all threads, after a barrier of the block.
 #[inline(always)]
 pub(super) unsafe fn level<const BIT: u32>(at: &Place, columns: &Columns, g: &mut Gradients) {
-    let (first, tile) = (8 * compact(at.s, BIT), const { staged_at(BIT) });
+    let (first, tile) = (8 * compact(at.s, BIT), STAGED_LEVEL);
     // SAFETY: by contract.
     unsafe {
         let decay = to_boundary::<BIT>(at);
         let sum = if at.s & BIT != 0 {
-            add_rows(at, columns, g, [Pairs::of(at, tile, first), Pairs::of(at, tile, 32 + first)], decay)
+            g.unpark(at);
+            let rows = [Pairs::of(at, tile, first), Pairs::of(at, tile, 32 + first)];
+            let sum = add_rows(at, columns, g, rows, decay);
+            g.park(at);
+            sum
         } else {
             add_columns(at, columns, g, Pairs::of(at, tile + STAGED, first), decay)
         };
@@ -128,6 +132,8 @@ pub(super) unsafe fn level<const BIT: u32>(at: &Place, columns: &Columns, g: &mu
 #[inline(always)]
 pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
     let squares = at.base + SQUARES + at.s * 256;
+    // SAFETY: parked by this thread.
+    unsafe { g.unpark(at) };
     repeat!(I in 8 => {
         // SAFETY: written before barriers.
         let (p, n, [q, k]) = unsafe {
@@ -146,7 +152,7 @@ pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
             if M < I {
                 const J: usize = if M < I { I - 1 - M } else { 0 };
                 // SAFETY: as above.
-                let [_, k_j] = unsafe { columns.rows::<J>(at) };
+                let k_j = unsafe { columns.right::<J>(at) };
                 let right = times(k_j, decay);
                 dq = fused(right, [p[J]; 2], dq);
                 of_k = fused(right, [n[J]; 2], of_k);
@@ -169,4 +175,6 @@ pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
         g.of_k[I] += with_k[0] + with_k[1];
         g.pin();
     });
+    // SAFETY: as above.
+    unsafe { g.park(at) };
 }
