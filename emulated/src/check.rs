@@ -1,14 +1,15 @@
 //! Steps on emulated GPUs against the f64 reference.
 
 use cuda_std::emulated::Schedule;
-use deltalink::compare::{Error, Regime, mismatch, tolerance};
+use deltalink::compare::{Checked, Error, Regime, gradients, mismatch, tolerance};
+use deltalink::exec::ExecError;
 use deltalink::generate::Spec;
-use deltalink::inputs::StateLayout;
-use deltalink::op::whole::{Share, join};
+use deltalink::inputs::{Inputs, StateLayout};
+use deltalink::op::whole::{Share, UpstreamShare, Whole, join, join_backward, one_backward};
 use deltalink::op::{Config, ContextParallel, OpError};
 use deltalink::plan::{Cuts, Plan};
-use deltalink::reference::{Problem, recurrent};
-use deltalink::world::{WorldOptions, run_threads};
+use deltalink::reference::{self, Outputs, Problem, recurrent};
+use deltalink::world::{Pe, WorldOptions, run_threads};
 
 use crate::Emulated;
 
@@ -37,20 +38,23 @@ impl Run {
     }
 }
 
-/// How far outputs and final states are from the reference, and what was launched on the last PE.
+/// How far the results are from the reference.
 #[derive(Clone, Debug)]
 pub struct Compared {
-    /// Of the outputs.
-    pub o: Error,
-    /// Of the final states.
-    pub states: Error,
-    /// Entries of the device module, in order.
+    /// Entries of the device module that ran on the last PE, in order.
     pub launched: Vec<String>,
-    /// The first element that is too far off.
-    pub mismatch: Option<String>,
+    /// Each result: the outputs, the final states, then the gradients if there are any.
+    pub results: Vec<Checked>,
 }
 
-/// Runs the problem, and compares as `deltalink verify` does.
+impl Compared {
+    /// The accounts of results that are too far off.
+    pub fn mismatches(&self) -> Vec<&String> {
+        self.results.iter().filter_map(|result| result.mismatch.as_ref()).collect()
+    }
+}
+
+/// Runs the problem forward, and compares outputs and final states as `deltalink verify` does.
 ///
 /// # Errors
 /// What failed, with the kernel's fault if it was one.
@@ -58,40 +62,74 @@ pub struct Compared {
 /// # Panics
 /// If the states are not K-first.
 pub fn forward(spec: &Spec, run: &Run) -> Result<Compared, String> {
-    assert_eq!(spec.state_layout, StateLayout::KFirst, "the reference's states are K-first");
     let case = spec.generate();
-    let whole = case.inputs();
-    let dims = whole.dims().map_err(|error| error.to_string())?;
-    let plan = match case.cu_seqlens() {
-        Some(cu_seqlens) => Plan::packed(cu_seqlens, &run.cuts),
-        None => Plan::batch(dims.b, dims.t, &run.cuts),
-    };
-    let plan = plan.map_err(|error| error.to_string())?;
-    let parts = run_threads(plan.pes(), &WorldOptions::default(), |pe| -> Result<_, OpError> {
+    let (whole, cu_seqlens) = (case.inputs(), case.cu_seqlens());
+    let plan = plan(&whole, cu_seqlens, run)?;
+    let (parts, launched) = on_all_pes(&plan, run, |pe, op| {
         let share = Share::new(&plan, pe.rank(), &whole);
-        let inputs = share.inputs(&whole);
-        let exec = Emulated::new(run.workers, run.schedule, run.hopper)
-            .map_err(|error| OpError::from(deltalink::exec::ExecError::from(error)))?;
-        let launched = exec.launches();
-        let mut op = ContextParallel::on(pe, run.config.clone(), exec)?;
-        let part = op.forward(&plan, &inputs)?;
-        Ok((part, launched.names()))
-    });
-    let mut parts = parts.map_err(|error| error.to_string())?;
-    let launched = parts.last_mut().map(|part| std::mem::take(&mut part.1)).unwrap_or_default();
-    let result = join(&plan, &whole, parts.into_iter().map(|part| part.0).collect());
-    let problem = Problem::new(&whole, case.cu_seqlens()).map_err(|error| error.to_string())?;
-    let expected = recurrent(&problem);
-    let limit = tolerance(spec.dtype, run.regime);
-    let o = result.o.data.to_f64();
-    let (o_error, o_mismatch) = (Error::of(&o, &expected.o), mismatch("o", &result.o.shape, &o, &expected.o, limit));
-    let (states, states_mismatch) = match result.final_state {
-        Some(found) => {
-            let values = found.data.to_f64();
-            let mismatch = mismatch("ht", &found.shape, &values, &expected.ht, limit);
-            (Error::of(&values, &expected.ht), mismatch)
-        }
-        None => (Error::of(&[], &[]), None),
+        op.forward(&plan, &share.inputs(&whole))
+    })?;
+    let problem = Problem::new(&whole, cu_seqlens).map_err(|error| error.to_string())?;
+    let results = against(&join(&plan, &whole, parts), &recurrent(&problem), spec, run);
+    Ok(Compared { launched, results })
+}
+
+/// Runs the problem forward and backward, and compares all results and gradients.
+///
+/// # Errors
+/// As [`forward`].
+///
+/// # Panics
+/// As [`forward`].
+pub fn backward(spec: &Spec, run: &Run) -> Result<Compared, String> {
+    let (case, upstream) = (spec.generate(), spec.generate_upstream(run.config.final_state));
+    let (whole, cu_seqlens) = (case.inputs(), case.cu_seqlens());
+    let plan = plan(&whole, cu_seqlens, run)?;
+    let (parts, launched) = on_all_pes(&plan, run, |pe, op| {
+        let share = Share::new(&plan, pe.rank(), &whole);
+        let upstream = UpstreamShare::new(&plan, pe.rank(), &upstream.view());
+        one_backward(op, &plan, &share.inputs(&whole), &upstream.view())
+    })?;
+    let problem = Problem::new(&whole, cu_seqlens).map_err(|error| error.to_string())?;
+    let joined = join_backward(&plan, &whole, parts);
+    let expected = reference::backward(&problem, &upstream.view()).map_err(|error| error.to_string())?;
+    let mut results = against(&joined.forward, &recurrent(&problem), spec, run);
+    results.extend(gradients(&whole, &problem, &joined.gradients.to_f64(), &expected));
+    Ok(Compared { launched, results })
+}
+
+fn plan(whole: &Inputs<'_>, cu_seqlens: Option<&[usize]>, run: &Run) -> Result<Plan, String> {
+    let plan = match cu_seqlens {
+        Some(cu_seqlens) => Plan::packed(cu_seqlens, &run.cuts),
+        None => Plan::batch(whole.q.shape()[0], whole.q.shape()[1], &run.cuts),
     };
-    Ok(Compared { o: o_error, states, launched, mismatch: o_mismatch.or(states_mismatch) })
+    plan.map_err(|error| error.to_string())
+}
+
+/// What each PE's `body` returns, by rank, and what was launched on the last one.
+fn on_all_pes<T: Send>(
+    plan: &Plan,
+    run: &Run,
+    body: impl Fn(&Pe, &mut ContextParallel<'_, Emulated>) -> Result<T, OpError> + Sync,
+) -> Result<(Vec<T>, Vec<String>), String> {
+    let parts = run_threads(plan.pes(), &WorldOptions::default(), |pe| -> Result<_, OpError> {
+        let exec = Emulated::new(run.workers, run.schedule, run.hopper).map_err(ExecError::from)?;
+        let launches = exec.launches();
+        let mut op = ContextParallel::on(pe, run.config.clone(), exec)?;
+        Ok((body(pe, &mut op)?, launches.names()))
+    });
+    let (parts, mut names): (Vec<_>, Vec<_>) = parts.map_err(|error| error.to_string())?.into_iter().unzip();
+    Ok((parts, names.pop().unwrap_or_default()))
+}
+
+fn against(found: &Whole, expected: &Outputs, spec: &Spec, run: &Run) -> Vec<Checked> {
+    assert_eq!(spec.state_layout, StateLayout::KFirst, "the reference's states are K-first");
+    let limit = tolerance(spec.dtype, run.regime);
+    let states = found.final_state.iter().map(|states| ("ht", states, &expected.ht));
+    let check = |(name, found, expected): (&str, &deltalink::tensor::Tensor, &Vec<f64>)| {
+        let values = found.data.to_f64();
+        let mismatch = mismatch(name, &found.shape, &values, expected, limit);
+        Checked { name: name.into(), error: Error::of(&values, expected), mismatch }
+    };
+    [("o", &found.o, &expected.o)].into_iter().chain(states).map(check).collect()
 }

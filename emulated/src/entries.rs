@@ -74,6 +74,8 @@ entries! {
     scan_push_bf16_hopper_1 = hopper::scan::scan_push::<1>, ScanParams;
     scan_push_bf16_hopper_2 = hopper::scan::scan_push::<2>, ScanParams;
     fix_out_bf16_hopper = hopper::fix::fix_out, FixParams;
+    scan_states_bf16_hopper = hopper::backward::states::scan_states, StatesParams;
+    scan_back_bf16_hopper = hopper::backward::scan::scan_back, ScanBackParams;
     grad_kda_bf16_hopper = hopper::backward::grad::grad::<Kda>, GradParams;
     grad_gdn_bf16_hopper = hopper::backward::grad::grad::<Gdn>, GradParams;
     prep_kda_f32 = prep::<Kda, f32>, PrepParams;

@@ -106,14 +106,14 @@ impl Emulated {
             [only] => work(only),
             all => std::thread::scope(|scope| {
                 let workers: Vec<_> = all.iter().map(|emulator| scope.spawn(|| work(emulator))).collect();
-                workers.into_iter().map(|worker| worker.join().expect("a worker returns its fault")).collect()
+                workers.into_iter().try_for_each(|worker| worker.join().expect("a worker returns its fault"))
             }),
         }
     }
 }
 
 /// As a fault of the CPU back end.
-fn as_fault(fault: &Fault) -> ExecError {
+pub(crate) fn as_fault(fault: &Fault) -> ExecError {
     let place = fault.thread.map(|thread| (fault.block as usize, thread as usize / 128));
     let kind = FaultKind::Panic(fault.to_string());
     ExecError::Fault(kernels_gpu::tile::host::Fault { kernel: fault.kernel.clone(), place, kind })

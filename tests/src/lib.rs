@@ -1,5 +1,6 @@
-//! What the integration tests share: the golden files.
+//! What the integration tests share: the golden files, and the kernels of a backward step one by one.
 
+pub mod backward_pes;
 pub mod world;
 
 use std::path::{Path, PathBuf};

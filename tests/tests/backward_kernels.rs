@@ -1,14 +1,12 @@
 //! The kernels of the backward pass against golden vectors and the f64 reference.
 
-mod backward_pes;
-
-use backward_pes::{Setup, gradients};
 use deltalink::compare::{self, Checked, Error, gradients_against_file};
 use deltalink::generate::{BetaKind, Case, Decay, GateKind, Keys, Spec, shapes};
 use deltalink::gradients::Gradients;
 use deltalink::inputs::{Beta, Inputs, Op, StateLayout};
 use deltalink::reference::{Problem, backward, transition_weight};
 use deltalink::tensor::{Dtype, TensorView};
+use deltalink_tests::backward_pes::{Setup, gradients};
 use deltalink_tests::{golden_files, load, name};
 
 #[test]

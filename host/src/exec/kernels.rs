@@ -104,6 +104,9 @@ impl Kernel for ScanBackParams {
     fn device_entry(_: Op, dtype: Dtype) -> String {
         format!("scan_back_{dtype}")
     }
+    fn hopper_entry(_: Op, _: usize) -> String {
+        "scan_back_bf16_hopper".into()
+    }
 }
 
 impl Kernel for StatesParams {
@@ -113,6 +116,9 @@ impl Kernel for StatesParams {
     }
     fn device_entry(_: Op, dtype: Dtype) -> String {
         format!("scan_states_{dtype}")
+    }
+    fn hopper_entry(_: Op, _: usize) -> String {
+        "scan_states_bf16_hopper".into()
     }
 }
 
@@ -189,5 +195,7 @@ pub(super) fn hopper_entries() -> Vec<String> {
     let warpgroups = kernels_gpu::hopper::backward::grad::WARPGROUPS;
     names.extend([Op::Kda, Op::Gdn].map(|op| GradParams::hopper_entry(op, warpgroups)));
     names.extend([1, 2].map(|walkers| ScanParams::hopper_entry(Op::Kda, walkers + 1)));
+    let walk = kernels_gpu::hopper::backward::walk::WARPGROUPS;
+    names.extend([StatesParams::hopper_entry(Op::Kda, walk), ScanBackParams::hopper_entry(Op::Kda, walk)]);
     names
 }

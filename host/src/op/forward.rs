@@ -44,10 +44,7 @@ impl Step<'_> {
         let dtype = self.inputs.dtype();
         let element = dtype.size();
         let sizes = self.sizes();
-        // The backward step's kernels are portable: they read kept records as such, and in exact mode their states must
-        // continue, bit for bit, those that this step receives.
-        let portable = save && (config.recompute == Recompute::States || config.mode == Mode::Exact);
-        let body = if portable { Body::Portable } else { exec.body(&sizes, dtype) };
+        let body = self.body(exec);
         let (scan_blocks, walkers) = self.scan_blocks(body, rank.receiving().next().is_some());
         let tables = HostTables::new(rank, config.mode, config.chunk, hv as u32, &self.layout, walkers as u32);
         let mut o = Tensor::zeros(dtype, &[b, t, hv, v]);

@@ -47,11 +47,11 @@ struct Tiles<E> {
 }
 
 /// What an item's warpgroups have in common.
-struct Place {
-    item: BackItem,
-    segment: Segment,
+pub(crate) struct Place {
+    pub item: BackItem,
+    pub segment: Segment,
     /// Whether it stores what `grad` needs.
-    stores: bool,
+    pub stores: bool,
 }
 
 /// Persistent grid: blocks take items by ticket until there are no more.
@@ -116,7 +116,7 @@ pub fn scan_back<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &ScanBackParams) 
 
 /// This PE's M, a block of columns, to those who compose it. False if a slot did not become free in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn send_transition(
+pub(crate) fn send_transition(
     wg: &mut Warpgroup<'_>,
     p: &ScanBackParams,
     port: &Port<'_>,
@@ -136,7 +136,7 @@ fn send_transition(
 /// D^T after the last chunk: 0, the final state's gradient, what other PEs' gradients were merged into, or, in exact mode,
 /// what arrives. False if it did not arrive in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn first_gradient(
+pub(crate) fn first_gradient(
     wg: &mut Warpgroup<'_>,
     p: &ScanBackParams,
     port: &Port<'_>,
@@ -250,7 +250,7 @@ fn each_slab(k: usize, mut f: impl FnMut(usize, usize)) {
 /// After the first chunk: the initial state's gradient to the caller, or the state's gradient to earlier PEs. False if a slot
 /// did not become free in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn hand_over(
+pub(crate) fn hand_over(
     wg: &mut Warpgroup<'_>,
     p: &ScanBackParams,
     port: &Port<'_>,

@@ -44,7 +44,7 @@ struct Tiles<E> {
 
 /// One warpgroup's columns of V.
 #[derive(Clone, Copy)]
-pub(super) struct Columns {
+pub(crate) struct Columns {
     /// First column.
     pub first: usize,
     /// Columns.
@@ -121,7 +121,7 @@ pub fn scan_states<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &StatesParams) 
 
 /// S^T before the first chunk.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn initial_state(
+pub(crate) fn initial_state(
     wg: &mut Warpgroup<'_>,
     p: &StatesParams,
     item: &ScanItem,

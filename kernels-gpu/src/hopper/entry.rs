@@ -2,10 +2,10 @@
 
 use cuda_std::kernel;
 
-use super::backward::grad;
+use super::backward::{grad, scan as scan_back, states};
 use super::{fix, prep, scan};
 use crate::gate::{Gdn, Kda};
-use crate::params::{FixParams, GradParams, PrepParams, ScanParams};
+use crate::params::{FixParams, GradParams, PrepParams, ScanBackParams, ScanParams, StatesParams};
 use crate::tile::Warpgroup;
 
 /// [`prep::prep`].
@@ -61,6 +61,28 @@ pub unsafe fn fix_out_bf16_hopper(params: FixParams) {
     // SAFETY: the first thing in the kernel; its threads are whole warpgroups.
     let mut wg = unsafe { Warpgroup::enter() };
     fix::fix_out(&mut wg, &params);
+}
+
+/// [`states::scan_states`].
+///
+/// # Safety
+/// The parameters must describe memory of this device that lives as long as the launch.
+#[kernel(threads = 256, registers = 240)]
+pub unsafe fn scan_states_bf16_hopper(params: StatesParams) {
+    // SAFETY: the first thing in the kernel; its threads are whole warpgroups.
+    let mut wg = unsafe { Warpgroup::enter() };
+    states::scan_states(&mut wg, &params);
+}
+
+/// [`scan_back::scan_back`].
+///
+/// # Safety
+/// The parameters must describe memory of this device that lives as long as the launch.
+#[kernel(threads = 256, registers = 240)]
+pub unsafe fn scan_back_bf16_hopper(params: ScanBackParams) {
+    // SAFETY: the first thing in the kernel; its threads are whole warpgroups.
+    let mut wg = unsafe { Warpgroup::enter() };
+    scan_back::scan_back(&mut wg, &params);
 }
 
 /// [`grad::grad`].

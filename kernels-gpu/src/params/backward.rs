@@ -24,7 +24,8 @@ pub struct StatesParams {
     pub initial: Tensor,
     /// f32 `[lanes * HV, V, K]`: the states before receiving segments, as the forward pass kept them.
     pub state_in: Tensor,
-    /// Result, operand type, `[chunks, HV, V, K]`: the state before each chunk.
+    /// Result, operand type, `[chunks, HV, V, K]`: the state before each chunk. ([`crate::hopper::backward`] says how the bodies
+    /// for Hopper lay out results of both walks.)
     pub states: Tensor,
     /// Result, operand type, `[tokens, HV, V]`: v_new.
     pub v_new: Tensor,

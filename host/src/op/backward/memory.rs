@@ -1,14 +1,13 @@
 //! Where the tensors of a backward step lie.
 
-use kernels_gpu::backward::{grad, scan, states};
+use kernels_gpu::hopper::backward::value_panels_len;
 use kernels_gpu::params::{GradParams, PrepParams, Records, ReduceParams, Tensor as Param, TraceBuffer};
-use kernels_gpu::tile::SHARED_BYTES;
 use kernels_gpu::tile::host::Checker;
 
 use super::BackwardStep;
-use crate::exec::{ExecError, Executor, Grid, Scratch, Slot};
+use crate::exec::{Body, ExecError, Executor, Scratch, Slot};
 use crate::gradients::Gradients;
-use crate::inputs::{Dims, Op};
+use crate::inputs::Dims;
 use crate::op::saved::SavedMemory;
 use crate::op::step::optional;
 use crate::tensor::{Dtype, Tensor};
@@ -63,6 +62,7 @@ impl BackwardStep<'_> {
     pub(super) fn memory<X: Executor>(
         &self,
         exec: &mut X,
+        body: Body,
         chunks: usize,
         gradients: &mut Gradients,
         saved: &mut SavedMemory<X>,
@@ -79,6 +79,10 @@ impl BackwardStep<'_> {
                 decay: exec.scratch(Scratch::Decay, decay, Dtype::F32)?,
                 sizes,
             },
+        };
+        let values = match body {
+            Body::Portable => tokens * hv * v,
+            Body::Hopper => value_panels_len(chunks, hv),
         };
         let mut output = |slot, x: Option<&mut Tensor>| match x {
             Some(x) => exec.output(slot, x),
@@ -106,10 +110,10 @@ impl BackwardStep<'_> {
             state_in: saved.state_in.param(),
             transitions: saved.transitions.param(),
             states: exec.scratch(Scratch::States, chunks * hv * v * k, dtype)?,
-            v_new: exec.scratch(Scratch::VNew, tokens * hv * v, dtype)?,
+            v_new: exec.scratch(Scratch::VNew, values, dtype)?,
             state_out: exec.scratch(Scratch::StateOut, merged, Dtype::F32)?,
             d_states: exec.scratch(Scratch::DStates, chunks * hv * v * k, dtype)?,
-            d_v_new: exec.scratch(Scratch::DVNew, tokens * hv * v, dtype)?,
+            d_v_new: exec.scratch(Scratch::DVNew, values, dtype)?,
             dq: if heads > 0 { exec.scratch(Scratch::DQHeads, heads, Dtype::F32)? } else { dq },
             dk: if heads > 0 { exec.scratch(Scratch::DKHeads, heads, Dtype::F32)? } else { dk },
             dv,
@@ -120,40 +124,6 @@ impl BackwardStep<'_> {
             dt_bias_shares: exec.scratch(Scratch::DtBiasShares, shares(&gradients.ddt_bias), Dtype::F32)?,
             sums,
         })
-    }
-
-    /// Warpgroups in a block of the reverse scan.
-    pub(super) fn scan_warpgroups(&self) -> usize {
-        let (k, chunk, element) = self.shape();
-        let fits = scan::shared_bytes(k, chunk, element, scan::WARPGROUPS) <= SHARED_BYTES;
-        if fits { scan::WARPGROUPS } else { 1 }
-    }
-
-    /// Warpgroups in a block of the forward walk.
-    pub(super) fn state_warpgroups(&self) -> usize {
-        let (k, chunk, element) = self.shape();
-        let fits = states::shared_bytes(k, chunk, element, states::WARPGROUPS) <= SHARED_BYTES;
-        if fits { states::WARPGROUPS } else { 1 }
-    }
-
-    fn shape(&self) -> (usize, usize, usize) {
-        (self.step.dims.k, self.step.config.chunk, self.step.inputs.dtype().size())
-    }
-
-    pub(super) fn scan_shape(&self, warpgroups: usize) -> (Grid, usize, usize) {
-        let (k, chunk, element) = self.shape();
-        (Grid::Resident, warpgroups, scan::shared_bytes(k, chunk, element, warpgroups))
-    }
-
-    pub(super) fn states_shape(&self, warpgroups: usize) -> (Grid, usize, usize) {
-        let (k, chunk, element) = self.shape();
-        (Grid::Resident, warpgroups, states::shared_bytes(k, chunk, element, warpgroups))
-    }
-
-    pub(super) fn grad_shape(&self, chunks: usize) -> (Grid, usize, usize) {
-        let ((k, chunk, element), per_channel) = (self.shape(), self.step.inputs.op == Op::Kda);
-        let shared = grad::shared_bytes(k, chunk, element, per_channel);
-        (Grid::Blocks(chunks * self.step.dims.hv), grad::WARPGROUPS, shared)
     }
 
     /// The sums over value heads and over chunks.

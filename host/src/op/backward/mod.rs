@@ -12,6 +12,7 @@
 //! 5. `scan_back` from those gradients;
 //! 6. `grad`, chunk by chunk, and `reduce`, sums over the value heads of a group and over chunks.
 
+mod blocks;
 mod memory;
 mod tables;
 
@@ -28,7 +29,7 @@ use super::step::{Common, Step, TableParts, WordParts, WorkParts, optional};
 use super::tables::HostTables;
 use super::{Backward, Mode, OpError};
 use crate::exec::cpu::code;
-use crate::exec::{Body, Executor, Grid, Image, Slot};
+use crate::exec::{Executor, Grid, Image, Slot};
 use crate::gradients::Upstream;
 use crate::plan::RankPlan;
 use tables::{BackTables, state_items};
@@ -52,14 +53,15 @@ impl BackwardStep<'_> {
         let step = &self.step;
         let (config, sizes) = (step.config, step.sizes());
         let hv = step.dims.hv;
-        let warpgroups = self.scan_warpgroups();
-        let state_warpgroups = self.state_warpgroups();
+        let body = step.body(exec);
+        let (scan, walkers) = self.scan_blocks(body);
+        let (states_blocks, state_walkers) = self.states_blocks(body);
         let tables = HostTables::segments(self.forward_rank, config.chunk);
-        let back = BackTables::new(step.rank(), config.mode, config.chunk, hv as u32, &step.layout, warpgroups as u32);
-        let states = state_items(tables.segments.len() as u32, hv as u32, &step.layout, state_warpgroups as u32);
+        let back = BackTables::new(step.rank(), config.mode, config.chunk, hv as u32, &step.layout, walkers as u32);
+        let states = state_items(tables.segments.len() as u32, hv as u32, &step.layout, state_walkers as u32);
         let mut gradients = self.gradients();
         let chunks = tables.chunks.len();
-        let memory = self.memory(exec, chunks, &mut gradients, saved)?;
+        let memory = self.memory(exec, body, chunks, &mut gradients, saved)?;
 
         let channel = channel.map(|channel| {
             channel.advance();
@@ -146,9 +148,8 @@ impl BackwardStep<'_> {
             step.pe.barrier("memory for the step")?;
         }
         if !memory.records_were_kept {
-            common.launch(exec, step.prep_blocks(Body::Portable, chunks), &prep_params)?;
+            common.launch(exec, step.prep_blocks(body, chunks), &prep_params)?;
         }
-        let scan = self.scan_shape(warpgroups);
         if on_host && config.mode == Mode::Exact {
             // Each scan waits for that of the PE after it.
             for turn in (0..step.pe.size()).rev() {
@@ -161,7 +162,7 @@ impl BackwardStep<'_> {
         } else if !back.first.is_empty() {
             common.launch(exec, scan, &first)?;
         }
-        common.launch(exec, self.states_shape(state_warpgroups), &states_params)?;
+        common.launch(exec, states_blocks, &states_params)?;
         if on_host && config.mode == Mode::Overlap {
             exec.get_image(&mut image, &peer_failed)?;
             step.pe.barrier("scans of the step")?;
@@ -180,7 +181,7 @@ impl BackwardStep<'_> {
             common.launch(exec, (Grid::Resident, fixup::WARPGROUPS, shared), &merge_params)?;
             common.launch(exec, scan, &second)?;
         }
-        common.launch(exec, self.grad_shape(chunks), &grad_params)?;
+        common.launch(exec, self.grad_blocks(body, chunks), &grad_params)?;
         for params in self.sums(&memory, chunks, trace) {
             let blocks = Grid::Blocks(reduce::blocks(params.rows as usize));
             common.launch(exec, (blocks, reduce::WARPGROUPS, reduce::shared_bytes(params.cols as usize)), &params)?;

@@ -56,8 +56,8 @@ pub(super) unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> ([u32; 16]
     // SAFETY: as the functions say.
     let g = unsafe { log_decays::<G>(p, at, channel) };
     if at.thread < 64 {
-        // SAFETY: a row of this chunk.
         let beta = if at.thread < at.len {
+            // SAFETY: a row of this chunk.
             unsafe { element(&p.beta, (at.token + at.thread as usize) * hv + at.head) }
         } else {
             f32::NAN

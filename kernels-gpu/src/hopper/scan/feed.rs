@@ -101,7 +101,7 @@ unsafe fn carry<const N: usize>(
     let head = item.head as usize * CHANNELS + first_column as usize;
     let corrected = is_state && p.corrects(segment);
     let target = if is_state { &p.o } else { &p.q_tilde };
-    let tokens = Tokens::of(wg, p, segment);
+    let tokens = Tokens::of(wg, &p.tables, segment);
     let mut index = 0;
     while index < segment.chunks + stages {
         if index > 0 && index <= segment.chunks {
@@ -147,23 +147,40 @@ unsafe fn carry<const N: usize>(
             while w < N as u32 {
                 let (tile, from) =
                     (at.stage + RECORD + w * PANEL, from.wrapping_add(w as usize * COLUMNS as usize * 2));
-                // The same pieces as above: this thread itself has taken away what it overwrites.
-                let mut number = t;
-                while number < 8 * CHUNK as u32 {
-                    let (r, piece) = (number / 8, number % 8);
-                    // Zeros beyond the chunk, and for columns of M.
-                    let valid = is_state && r < len;
-                    let source = from.wrapping_add(if valid { r as usize * row * 2 } else { 0 } + piece as usize * 16);
-                    // SAFETY: a row of this chunk, or nothing.
-                    unsafe {
-                        let to = tile + r * 128 + ((piece ^ (r % 8)) << 4);
-                        ptx::cp_async_cg_16_zfill(to, source, if valid { 16 } else { 0 });
-                    }
-                    number += CARRIERS;
-                }
+                // The same pieces as above: this thread itself has taken away what it overwrites. Zeros for columns of M.
+                // SAFETY: rows of this chunk.
+                unsafe { bring_panel(tile, from, row * 2, if is_state { len } else { 0 }, t, CARRIERS) };
                 w += 1;
             }
         }
         index += 1;
+    }
+}
+
+/// Starts this thread's share of the copy of a panel: `len` rows of 128 bytes, `row_bytes` apart, and zeros behind them up to the
+/// end of a chunk. Thread `t` of `threads` copies every `threads`-th piece of 16 bytes from piece `t` on.
+///
+/// # Safety
+/// `from` is the first of `len` such rows (none is read if `len` is 0); the panel is the caller's to write.
+#[inline(always)]
+pub(in crate::hopper) unsafe fn bring_panel(
+    panel: u32,
+    from: *const u8,
+    row_bytes: usize,
+    len: u32,
+    t: u32,
+    threads: u32,
+) {
+    let mut number = t;
+    while number < 8 * CHUNK as u32 {
+        let (r, piece) = (number / 8, number % 8);
+        let valid = r < len;
+        let source = from.wrapping_add(if valid { r as usize * row_bytes } else { 0 } + piece as usize * 16);
+        // SAFETY: a row of this chunk, or nothing.
+        unsafe {
+            let to = panel + r * 128 + ((piece ^ (r % 8)) << 4);
+            ptx::cp_async_cg_16_zfill(to, source, if valid { 16 } else { 0 });
+        }
+        number += threads;
     }
 }

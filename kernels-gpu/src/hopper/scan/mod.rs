@@ -14,6 +14,9 @@
 mod feed;
 mod pipeline;
 
+pub(super) use feed::bring_panel;
+pub(super) use pipeline::{COLUMNS, THREADS, Tokens};
+
 use cuda_std::{ptx, thread, warp};
 
 use super::{
@@ -131,7 +134,7 @@ fn walk<const N: usize, const CORRECTED: bool>(
     first_number: u32,
     chunks: u32,
 ) {
-    let outputs = Outputs::<CORRECTED> { wg, p, item, tokens: Tokens::of(wg, p, segment), columns };
+    let outputs = Outputs::<CORRECTED> { wg, p, item, tokens: Tokens::of(wg, &p.tables, segment), columns };
     let lane = ptx::laneid();
     let own_v = RECORD + wg.index() as u32 * PANEL;
     let (mut r, mut o) = ([0f32; 32], [0f32; 32]);
@@ -204,7 +207,7 @@ fn walk<const N: usize, const CORRECTED: bool>(
 /// # Safety
 /// By all lanes, after their last access.
 #[inline(always)]
-unsafe fn release(lane: u32, barrier: u32) {
+pub(super) unsafe fn release(lane: u32, barrier: u32) {
     // SAFETY: by contract.
     unsafe { ptx::mbarrier_arrive_if(barrier, (lane == 0) as u32) };
 }

@@ -3,13 +3,13 @@
 use cuda_std::ptx;
 
 use crate::hopper::{CHANNELS, CHUNK, scan_stage_bytes, scan_stages};
-use crate::params::{Chunk, ScanParams, Segment};
+use crate::params::{Chunk, Segment, Tables};
 use crate::tile::Warpgroup;
 
 /// Columns of the state of one warpgroup.
-pub(super) const COLUMNS: u32 = 64;
+pub(in crate::hopper) const COLUMNS: u32 = 64;
 /// Threads of a warpgroup.
-pub(super) const THREADS: u32 = 128;
+pub(in crate::hopper) const THREADS: u32 = 128;
 /// Threads that carry v and outputs: all of the feeding warpgroup but its first warp.
 pub(super) const CARRIERS: u32 = 96;
 
@@ -97,7 +97,7 @@ impl<const N: usize> Pipeline<N> {
 
 /// The tokens of a segment's chunks: they follow each other, and only the last chunk may be short.
 #[derive(Clone, Copy)]
-pub(super) struct Tokens {
+pub(in crate::hopper) struct Tokens {
     first: usize,
     chunks: u32,
     last_len: u32,
@@ -105,18 +105,18 @@ pub(super) struct Tokens {
 
 impl Tokens {
     #[inline(always)]
-    pub(super) fn of(wg: &Warpgroup<'_>, p: &ScanParams, segment: &Segment) -> Self {
+    pub(in crate::hopper) fn of(wg: &Warpgroup<'_>, tables: &Tables, segment: &Segment) -> Self {
         if segment.chunks == 0 {
             return Self { first: 0, chunks: 0, last_len: 0 };
         }
-        let first: Chunk = wg.read(p.tables.chunks, segment.first_chunk as usize);
-        let last: Chunk = wg.read(p.tables.chunks, (segment.first_chunk + segment.chunks - 1) as usize);
+        let first: Chunk = wg.read(tables.chunks, segment.first_chunk as usize);
+        let last: Chunk = wg.read(tables.chunks, (segment.first_chunk + segment.chunks - 1) as usize);
         Self { first: first.token as usize, chunks: segment.chunks, last_len: last.len }
     }
 
     /// First token and number of tokens of chunk `index`.
     #[inline(always)]
-    pub(super) fn chunk(&self, index: u32) -> (usize, u32) {
+    pub(in crate::hopper) fn chunk(&self, index: u32) -> (usize, u32) {
         let len = if index + 1 == self.chunks { self.last_len } else { CHUNK as u32 };
         (self.first + index as usize * CHUNK, len)
     }

@@ -176,9 +176,11 @@ impl Warpgroup<'_> {
         let (mut first, mut c) = self.next_span_column(None, cols, span);
         while first < rows {
             let dc = if one { 0 } else { c };
-            // SAFETY (of all blocks below): inside the tiles, and this thread's column of this span.
+            // SAFETY: inside the tiles, and this thread's column of this span.
             let get = |tile: &Shared<f32>, r: u32| unsafe { f32::load(tile.at(r, c)) };
+            // SAFETY: as above.
             let put = |tile: &Shared<f32>, r: u32, x: f32| unsafe { f32::store(tile.at(r, c), x) };
+            // SAFETY: as above.
             let decay = |r: u32| unsafe { f32::load(t.decay.at(r, dc)) };
             let end = first + span;
             let mut product = 1.0;
@@ -223,10 +225,13 @@ impl Warpgroup<'_> {
         let (mut first, mut c) = self.next_span_column(None, cols, 16);
         while first < rows {
             let dc = if one { 0 } else { c };
-            // SAFETY (of all blocks below): inside the tiles, and this thread's column of this block.
+            // SAFETY: inside the tiles, and this thread's column of this block.
             let get = |tile: &Shared<f32>, i: u32| unsafe { f32::load(tile.at(first + i, c)) };
+            // SAFETY: as above.
             let put = |tile: &Shared<f32>, i: u32, x: f32| unsafe { f32::store(tile.at(first + i, c), x) };
+            // SAFETY: as above.
             let score = |tile: &Shared<f32>, i: u32, j: u32| unsafe { f32::load(tile.at(first + i, first + j)) };
+            // SAFETY: as above.
             let decay = |i: u32| unsafe { f32::load(t.decay.at(first + i, dc)) };
             let (mut dq, mut row_k, mut dg) = ([0.0f32; 16], [0.0f32; 16], [0.0f32; 16]);
             let mut j = 0;

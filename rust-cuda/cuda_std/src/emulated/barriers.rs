@@ -45,7 +45,7 @@ impl Block {
     fn reach(&mut self, site: Site, id: u32, threads: Option<u32>, at: At) -> Result<bool, FaultKind> {
         let of = self.threads.len() as u32;
         let expected = threads.unwrap_or(of);
-        if id >= 16 || expected == 0 || expected % WARP as u32 != 0 || expected > of {
+        if id >= 16 || expected == 0 || !expected.is_multiple_of(WARP as u32) || expected > of {
             return Err(FaultKind::BarrierShape { id, threads: expected, of });
         }
         let (current, warp) = (self.current, self.warp());

@@ -121,16 +121,25 @@ impl Memory {
     ) -> Result<(), FaultKind> {
         let bytes = value.len() as u32;
         let place = self.place(address, bytes, bytes)?;
-        self.note_store(clocks, thread, address, bytes)?;
+        // Several threads may store one value at the same time, as they do for a vote.
+        let same = self.all()[place..place + value.len()] == *value;
+        self.note_store(clocks, thread, address, bytes, same)?;
         self.all_mut()[place..place + value.len()].copy_from_slice(value);
         Ok(())
     }
 
-    fn note_store(&mut self, clocks: &Clocks, thread: usize, address: u32, bytes: u32) -> Result<(), FaultKind> {
+    fn note_store(
+        &mut self,
+        clocks: &Clocks,
+        thread: usize,
+        address: u32,
+        bytes: u32,
+        same: bool,
+    ) -> Result<(), FaultKind> {
         self.events += 1;
         let (now, ordinary) = (clocks.now(thread), self.events);
         for (i, record) in self.records(address, bytes).iter_mut().enumerate() {
-            check_writer(record, Self::address_of(address, i), clocks, thread)?;
+            check_writer(record, Self::address_of(address, i), clocks, thread, same)?;
             *record = Record { written: now, read: Moment::default(), ordinary, ..*record };
         }
         Ok(())
@@ -152,7 +161,7 @@ impl Memory {
     ) -> Result<(), FaultKind> {
         self.place(address, bytes, align)?;
         for (i, record) in self.records(address, bytes).iter_mut().enumerate() {
-            check_writer(record, Self::address_of(address, i), agent.clocks, agent.thread)?;
+            check_writer(record, Self::address_of(address, i), agent.clocks, agent.thread, false)?;
             record.incoming += 1;
         }
         Ok(())
@@ -228,7 +237,7 @@ impl Memory {
         for record in self.records(address, 8) {
             record.barrier = false;
         }
-        self.note_store(clocks, thread, address, 8)?;
+        self.note_store(clocks, thread, address, 8, false)?;
         for record in self.records(address, 8) {
             record.barrier = barrier;
             // An mbarrier is not read as data: only its own fence applies to it.
@@ -260,8 +269,13 @@ fn check_reader(record: &Record, address: u32, clocks: &Clocks, thread: usize) -
     Ok(())
 }
 
-fn check_writer(record: &Record, address: u32, clocks: &Clocks, thread: usize) -> Result<(), FaultKind> {
-    check_reader(record, address, clocks, thread)?;
+/// `same`: what is written is what is there.
+fn check_writer(record: &Record, address: u32, clocks: &Clocks, thread: usize, same: bool) -> Result<(), FaultKind> {
+    if same && clocks.is_thread(record.written.agent()) {
+        check_use(record, address)?;
+    } else {
+        check_reader(record, address, clocks, thread)?;
+    }
     if record.outgoing > 0 {
         return Err(FaultKind::ReadUnderWay { address, reader: "a product or bulk copy".into() });
     }

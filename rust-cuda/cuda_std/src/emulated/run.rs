@@ -106,7 +106,7 @@ impl Emulator {
     /// If a block cannot have that many threads.
     pub fn run(&mut self, launch: &Launch<'_>, index: u32, kernel: &dyn Fn()) -> Result<(), Fault> {
         let threads = launch.threads;
-        assert!(threads > 0 && threads % 32 == 0 && threads <= MOST_THREADS, "{threads} threads in a block");
+        assert!(threads > 0 && threads.is_multiple_of(32) && threads <= MOST_THREADS, "{threads} threads in a block");
         let fault = |thread: Option<u32>, instruction: String, kind: FaultKind| Fault {
             kernel: launch.kernel.to_owned(),
             block: index,

@@ -70,7 +70,7 @@ fn store<const N: usize>(name: &'static str, row: u32, words: [u32; N], transpos
 }
 
 macro_rules! fragments {
-    ($($load:ident, $store:ident, $count:literal, $transposed:literal, ($($word:ident),*);)*) => {$(
+    ($($load:ident, $store:ident, $count:tt, $transposed:literal, ($($word:ident),*);)*) => {$(
         /// Loads as many 8 x 8 matrices as the name says.
         #[track_caller]
         pub unsafe fn $load(row: u32) -> fragments!(@result $count) {
@@ -84,9 +84,9 @@ macro_rules! fragments {
         }
     )*};
     (@result 1) => { u32 };
-    (@result $count:literal) => { [u32; $count] };
+    (@result $count:tt) => { [u32; $count] };
     (@value 1, $words:ident) => { $words[0] };
-    (@value $count:literal, $words:ident) => { $words };
+    (@value $count:tt, $words:ident) => { $words };
 }
 
 fragments! {

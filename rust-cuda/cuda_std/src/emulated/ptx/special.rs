@@ -88,7 +88,7 @@ pub unsafe fn griddepcontrol_launch_dependents() {}
 #[track_caller]
 fn registers(name: &'static str, count: u32) {
     let site = Site::here(name).with([count as i32, 0, 0, 0, 0]);
-    if count % 8 != 0 || !(24..=256).contains(&count) {
+    if !count.is_multiple_of(8) || !(24..=256).contains(&count) {
         raise(site, FaultKind::Panic(format!("{count} registers: a multiple of 8 from 24 to 256 is needed")));
     }
     meet(Scope::Warp(u32::MAX), site, &mut (), |_, _| Ok(()));

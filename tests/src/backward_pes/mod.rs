@@ -2,13 +2,13 @@
 //! that every wait finds what it waits for. What the forward pass would have kept (states that were received,
 //! transitions) comes from the f64 reference.
 
+mod launch;
 mod memory;
 mod tables;
 
 use std::ops::Range;
 
-use deltalink::exec::cpu::Cpu;
-use deltalink::exec::{Executor, Grid, Kernel, Launch};
+use deltalink::exec::{Grid, Kernel};
 use deltalink::gradients::{Gradients, Upstream};
 use deltalink::inputs::{Beta, Dims, Gate, Inputs, Op, StateLayout};
 use deltalink::reference::{Problem, segment_summary, state_at};
@@ -17,38 +17,54 @@ use kernels_gpu::backward::{grad, reduce, scan, states};
 use kernels_gpu::fixup;
 use kernels_gpu::params::{
     Array, FixParams, GateForm, GradParams, PrepParams, Records, ReduceParams, ScanBackParams, Sizes, StatesParams,
-    StepMode, TraceBuffer,
+    StepMode, Tensor as Param, TraceBuffer,
 };
 use kernels_gpu::prep;
 use kernels_gpu::tile::SHARED_BYTES;
-use kernels_gpu::tile::host::Checker;
 
+pub use launch::{Launcher, Portable};
 use memory::{Memory, absent, optional, view};
 use tables::{Channels, PeTables};
 
 /// A problem, cut into the tokens of PEs.
 pub struct Setup<'a> {
+    /// All tokens.
     pub inputs: &'a Inputs<'a>,
+    /// Gradients of the results.
     pub upstream: &'a Upstream<'a>,
+    /// Where sequences begin, of packed ones.
     pub cu_seqlens: Option<&'a [usize]>,
+    /// Tokens of a chunk.
     pub chunk: usize,
     /// Offsets of the PEs' tokens, over the flattened tokens.
     pub cuts: &'a [usize],
+    /// Whether gradients of states are handed from PE to PE.
     pub exact: bool,
 }
 
-/// All gradients, of all PEs' tokens.
+/// All gradients, of all PEs' tokens, by the portable kernels.
+///
+/// # Panics
+/// If a kernel breaks a rule.
 pub fn gradients(setup: &Setup<'_>) -> Gradients<Vec<f64>> {
-    Step::new(setup).run()
+    gradients_by(setup, &mut Portable::new())
 }
 
-struct Step<'a> {
+/// As [`gradients`], with kernels as `launcher` runs them.
+///
+/// # Panics
+/// As [`gradients`].
+pub fn gradients_by<L: Launcher>(setup: &Setup<'_>, launcher: &mut L) -> Gradients<Vec<f64>> {
+    Step::new(setup, launcher).run()
+}
+
+struct Step<'a, L> {
     setup: &'a Setup<'a>,
+    launcher: &'a mut L,
     problem: Problem,
     dims: Dims,
     sizes: Sizes,
     dtype: Dtype,
-    exec: Cpu,
 }
 
 /// Results of the whole, written by the PEs each in its place.
@@ -78,8 +94,8 @@ struct Pe {
     transitions: Memory,
 }
 
-impl<'a> Step<'a> {
-    fn new(setup: &'a Setup<'a>) -> Self {
+impl<'a, L: Launcher> Step<'a, L> {
+    fn new(setup: &'a Setup<'a>, launcher: &'a mut L) -> Self {
         let dims = setup.inputs.dims().unwrap();
         let sizes = Sizes {
             h: dims.h as u32,
@@ -91,11 +107,11 @@ impl<'a> Step<'a> {
         };
         Self {
             setup,
+            launcher,
             problem: Problem::new(setup.inputs, setup.cu_seqlens).unwrap(),
             dims,
             sizes,
             dtype: setup.inputs.dtype(),
-            exec: Cpu::new(1).unwrap(),
         }
     }
 
@@ -182,22 +198,23 @@ impl<'a> Step<'a> {
         }
     }
 
-    fn launch<K: Kernel>(&mut self, params: &K, grid: Grid, warpgroups: usize, shared_bytes: usize, checker: &Checker) {
-        let launch = Launch {
-            op: self.setup.inputs.op,
-            dtype: self.dtype,
-            blocks: (grid, warpgroups, shared_bytes).into(),
-            checker: Some(checker),
-            peer_failed: &|| false,
-        };
+    fn launch<K: Kernel>(
+        &mut self,
+        params: &K,
+        grid: Grid,
+        warpgroups: usize,
+        shared_bytes: usize,
+        written: &[(&str, Param)],
+    ) {
         assert!(shared_bytes <= SHARED_BYTES, "{}: {shared_bytes} bytes of shared memory", K::NAME);
-        self.exec.launch(&launch, params).unwrap_or_else(|error| panic!("{error}"));
+        let kind = (self.setup.inputs.op, self.dtype);
+        self.launcher.launch(kind, params, (grid, warpgroups, shared_bytes), written);
     }
 
     /// Two warpgroups in a block where they fit, as in the operation.
     fn scan_warpgroups(&self) -> usize {
         let bytes = states::shared_bytes(self.dims.k, self.setup.chunk, self.element(), states::WARPGROUPS);
-        if bytes <= SHARED_BYTES { states::WARPGROUPS } else { 1 }
+        self.launcher.walkers(if bytes <= SHARED_BYTES { states::WARPGROUPS } else { 1 })
     }
 
     fn element(&self) -> usize {
@@ -245,7 +262,7 @@ impl<'a> Step<'a> {
         let params = self.prep_params(pe);
         let shared = prep::shared_bytes(self.dims.k, self.setup.chunk, self.element(), self.per_channel());
         let grid = Grid::Blocks(pe.tables.chunks.len() * self.dims.hv);
-        self.launch(&params, grid, prep::WARPGROUPS, shared, &Checker::new());
+        self.launch(&params, grid, prep::WARPGROUPS, shared, &[]);
     }
 
     fn per_channel(&self) -> bool {
@@ -274,13 +291,10 @@ impl<'a> Step<'a> {
             v_first: self.v_first(),
             pad: 0,
         };
-        let mut checker = Checker::new();
-        checker.expect_written("states", params.states);
-        checker.expect_written("v_new", params.v_new);
         let warpgroups = self.scan_warpgroups();
         let shared = states::shared_bytes(k, self.setup.chunk, self.element(), warpgroups);
-        self.launch(&params, Grid::Resident, warpgroups, shared, &checker);
-        checker.finish("scan_states").unwrap();
+        let written = [("states", params.states), ("v_new", params.v_new)];
+        self.launch(&params, Grid::Resident, warpgroups, shared, &written);
     }
 
     /// Launch 0 or 1 of the reverse scan.
@@ -307,7 +321,7 @@ impl<'a> Step<'a> {
         let warpgroups = self.scan_warpgroups();
         let shared = scan::shared_bytes(k, self.setup.chunk, self.element(), warpgroups);
         // What each launch stores depends on the segments; that all is stored shows in the results.
-        self.launch(&params, Grid::Resident, warpgroups, shared, &Checker::new());
+        self.launch(&params, Grid::Resident, warpgroups, shared, &[]);
     }
 
     fn merge(&mut self, pe: &mut Pe, channels: &Channels, number: usize) {
@@ -329,14 +343,11 @@ impl<'a> Step<'a> {
             m_transposed: 1,
             pad: 0,
         };
-        let mut checker = Checker::new();
-        if !pe.tables.merge_items.is_empty() {
-            checker.expect_written("state_out", params.state_in);
-        }
+        let state_out = [("state_out", params.state_in)];
+        let written = if pe.tables.merge_items.is_empty() { &[][..] } else { &state_out };
         let shared = fixup::shared_bytes(self.dims.k, self.setup.chunk, self.element());
-        self.launch(&params, Grid::Resident, fixup::WARPGROUPS, shared, &checker);
+        self.launch(&params, Grid::Resident, fixup::WARPGROUPS, shared, written);
         channels.expect_no_trap(number);
-        checker.finish("fix_out").unwrap();
     }
 
     fn grad(&mut self, pe: &mut Pe, results: &mut Results) {
@@ -374,11 +385,9 @@ impl<'a> Step<'a> {
             ("dA_log", params.da_log),
             ("ddt_bias", params.ddt_bias),
         ];
-        let mut checker = Checker::new();
-        outputs.into_iter().filter(|(_, x)| x.is_present()).for_each(|(name, x)| checker.expect_written(name, x));
+        let written: Vec<_> = outputs.into_iter().filter(|(_, x)| x.is_present()).collect();
         let shared = grad::shared_bytes(k, self.setup.chunk, self.element(), self.per_channel());
-        self.launch(&params, Grid::Blocks(chunks * hv), grad::WARPGROUPS, shared, &checker);
-        checker.finish("grad").unwrap();
+        self.launch(&params, Grid::Blocks(chunks * hv), grad::WARPGROUPS, shared, &written);
 
         let group = hv / h;
         if !direct {
@@ -418,12 +427,9 @@ impl<'a> Step<'a> {
     }
 
     fn reduce(&mut self, params: &ReduceParams) {
-        let mut checker = Checker::new();
-        checker.expect_written("sums", params.target);
         let (rows, cols) = (params.rows as usize, params.cols as usize);
         let grid = Grid::Blocks(reduce::blocks(rows));
-        self.launch(params, grid, reduce::WARPGROUPS, reduce::shared_bytes(cols), &checker);
-        checker.finish("reduce").unwrap();
+        self.launch(params, grid, reduce::WARPGROUPS, reduce::shared_bytes(cols), &[("sums", params.target)]);
     }
 }
 
