@@ -86,7 +86,6 @@ const _: () = assert!((BARRIERS + 64) as usize <= SHARED && SHARED <= crate::til
 /// A thread's place.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
-    pub chunk: usize,
     pub head: usize,
     /// First token, and tokens of the chunk.
     pub token: usize,
@@ -126,7 +125,6 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
     let warp = unsafe { warp::shuffle_idx(thread / 32, 0) };
     let (s, half) = (warp / 2, warp % 2);
     let at = Place {
-        chunk,
         head,
         token: token as usize,
         len,

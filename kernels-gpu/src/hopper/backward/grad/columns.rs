@@ -294,9 +294,11 @@ unsafe fn operands_of<const BIT: u32>(at: &Place, columns: &Columns) {
             let to = at.base + columns_at(BIT) + at.half * (PANEL / 2) + first * 128 + own(at);
             repeat!(J in 8 => {
                 const I: usize = 7 - J;
+                if J > 0 {
+                    decay = times(decay, columns.e[(I + 1) % 8]);
+                }
                 let k = columns.right::<I>(at);
                 ptx::st_shared_u32(in_row(to, I as u32), pack(times(k, decay)));
-                decay = times(decay, columns.e[I]);
             });
         }
     }

@@ -56,12 +56,14 @@ unsafe fn add_columns(at: &Place, columns: &Columns, g: &mut Gradients, of: Pair
     let mut shares = [[0f32; 2]; 8];
     repeat!(J in 8 => {
         const I: usize = 7 - J;
+        if J > 0 {
+            decay = times(decay, columns.e[(I + 1) % 8]);
+        }
         // SAFETY: written before barriers.
         let (k, of_k) = unsafe { (columns.right::<I>(at), of.read::<I>()) };
         let of_k = times(of_k, decay);
         g.dk[I] = plus(g.dk[I], of_k);
         shares[I] = times(k, of_k);
-        decay = times(decay, columns.e[I]);
     });
     let mut before = [0f32; 2];
     repeat!(I in 8 => {
@@ -151,6 +153,9 @@ pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
         repeat!(M in 8 => {
             if M < I {
                 const J: usize = if M < I { I - 1 - M } else { 0 };
+                if M > 0 {
+                    decay = times(decay, columns.e[J + 1]);
+                }
                 // SAFETY: as above.
                 let k_j = unsafe { columns.right::<J>(at) };
                 let right = times(k_j, decay);
@@ -159,7 +164,6 @@ pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
                 let left = fused(q, [p[J]; 2], scaled(k, n[J]));
                 g.dk[J] = fused(left, decay, g.dk[J]);
                 shares[J] = times(left, right);
-                decay = times(decay, columns.e[J]);
             }
         });
         let mut around = [0f32; 2];
