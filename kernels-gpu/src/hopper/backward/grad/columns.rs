@@ -48,6 +48,12 @@ impl Gradients {
     #[inline(always)]
     pub fn pin(&mut self) {
         pin(&mut self.dq);
+        self.pin_others();
+    }
+
+    /// [`pin`] of all sums but dq.
+    #[inline(always)]
+    pub fn pin_others(&mut self) {
         pin(&mut self.dk);
         pin(&mut self.dg);
         ptx::computed(&mut self.of_k);
@@ -62,6 +68,20 @@ impl Gradients {
         let to = at.base + PARKED_D_Q + at.s * 4096 + at.channel * 4;
         // SAFETY: this thread's own words.
         repeat!(I in 8 => { unsafe { ptx::st_shared_v2_f32(to + I as u32 * 512, self.dq[I][0], self.dq[I][1]) }; });
+    }
+
+    /// Adds to dq of token `I` there.
+    ///
+    /// # Safety
+    /// This thread has put it there.
+    #[inline(always)]
+    pub unsafe fn add_parked<const I: usize>(&mut self, at: &Place, x: [f32; 2]) {
+        let place = at.base + PARKED_D_Q + at.s * 4096 + at.channel * 4 + I as u32 * 512;
+        // SAFETY: this thread's own words.
+        unsafe {
+            let [a, b] = plus(ptx::ld_shared_v2_f32(place), x);
+            ptx::st_shared_v2_f32(place, a, b);
+        }
     }
 
     /// Takes dq from there.

@@ -134,8 +134,6 @@ pub(super) unsafe fn level<const BIT: u32>(at: &Place, columns: &Columns, g: &mu
 #[inline(always)]
 pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
     let squares = at.base + SQUARES + at.s * 256;
-    // SAFETY: parked by this thread.
-    unsafe { g.unpark(at) };
     repeat!(I in 8 => {
         // SAFETY: written before barriers.
         let (p, n, [q, k]) = unsafe {
@@ -173,12 +171,11 @@ pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
                 g.dg[M] = plus(g.dg[M], around);
             }
         });
-        g.dq[I] = plus(g.dq[I], dq);
+        // SAFETY: parked by this thread.
+        unsafe { g.add_parked::<I>(at, dq) };
         g.dk[I] = plus(g.dk[I], of_k);
         let with_k = times(k, of_k);
         g.of_k[I] += with_k[0] + with_k[1];
-        g.pin();
+        g.pin_others();
     });
-    // SAFETY: as above.
-    unsafe { g.park(at) };
 }
