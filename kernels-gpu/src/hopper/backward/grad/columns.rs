@@ -18,10 +18,8 @@ pub(super) struct Columns {
     pub e: [[f32; 2]; 8],
 }
 
-/// Sums of a thread's gradients.
+/// Sums of a thread's gradients, but for dq.
 pub(super) struct Gradients {
-    /// Of scale q, normalised.
-    pub dq: [[f32; 2]; 8],
     /// Of k, normalised.
     pub dk: [[f32; 2]; 8],
     /// Of g.
@@ -47,53 +45,36 @@ impl Gradients {
     /// [`pin`] of all sums.
     #[inline(always)]
     pub fn pin(&mut self) {
-        pin(&mut self.dq);
-        self.pin_others();
-    }
-
-    /// [`pin`] of all sums but dq.
-    #[inline(always)]
-    pub fn pin_others(&mut self) {
         pin(&mut self.dk);
         pin(&mut self.dg);
         ptx::computed(&mut self.of_k);
     }
+}
 
-    /// Puts dq where only this thread reads it: what adds to it takes it from there, so that it holds no registers in between.
-    ///
-    /// # Safety
-    /// Nobody reads k exp G and dw any more.
-    #[inline(always)]
-    pub unsafe fn park(&self, at: &Place) {
-        let to = at.base + PARKED_D_Q + at.s * 4096 + at.channel * 4;
-        // SAFETY: this thread's own words.
-        repeat!(I in 8 => { unsafe { ptx::st_shared_v2_f32(to + I as u32 * 512, self.dq[I][0], self.dq[I][1]) }; });
-    }
+/// Where this thread's sums for dq (of scale q, normalised) wait, of its first token: they are needed too seldom to hold registers.
+#[inline(always)]
+fn waiting(at: &Place) -> u32 {
+    at.base + PARKED_D_Q + at.s * 4096 + at.channel * 4
+}
 
-    /// Adds to dq of token `I` there.
-    ///
-    /// # Safety
-    /// This thread has put it there.
-    #[inline(always)]
-    pub unsafe fn add_parked<const I: usize>(&mut self, at: &Place, x: [f32; 2]) {
-        let place = at.base + PARKED_D_Q + at.s * 4096 + at.channel * 4 + I as u32 * 512;
-        // SAFETY: this thread's own words.
-        unsafe {
-            let [a, b] = plus(ptx::ld_shared_v2_f32(place), x);
-            ptx::st_shared_v2_f32(place, a, b);
-        }
-    }
+/// Begins dq of token `I`.
+///
+/// # Safety
+/// Nobody reads k exp G and dw any more.
+#[inline(always)]
+pub(super) unsafe fn begin_d_q<const I: usize>(at: &Place, x: [f32; 2]) {
+    // SAFETY: this thread's own words.
+    unsafe { ptx::st_shared_v2_f32(waiting(at) + I as u32 * 512, x[0], x[1]) };
+}
 
-    /// Takes dq from there.
-    ///
-    /// # Safety
-    /// This thread has put it there.
-    #[inline(always)]
-    pub unsafe fn unpark(&mut self, at: &Place) {
-        let from = at.base + PARKED_D_Q + at.s * 4096 + at.channel * 4;
-        // SAFETY: this thread's own words.
-        repeat!(I in 8 => { self.dq[I] = unsafe { ptx::ld_shared_v2_f32(from + I as u32 * 512) }; });
-    }
+/// dq of token `I`.
+///
+/// # Safety
+/// This thread has begun it.
+#[inline(always)]
+pub(super) unsafe fn d_q<const I: usize>(at: &Place) -> [f32; 2] {
+    // SAFETY: this thread's own words.
+    unsafe { ptx::ld_shared_v2_f32(waiting(at) + I as u32 * 512) }
 }
 
 #[inline(always)]
@@ -349,5 +330,5 @@ pub(super) unsafe fn common(at: &Place) -> [f32; 2] {
 pub(super) unsafe fn start(at: &Place) -> Gradients {
     // SAFETY: by contract.
     let common = unsafe { common(at) };
-    Gradients { dq: [[0.0; 2]; 8], dk: [[0.0; 2]; 8], dg: [common; 8], of_k: [0.0; 8] }
+    Gradients { dk: [[0.0; 2]; 8], dg: [common; 8], of_k: [0.0; 8] }
 }

@@ -3,7 +3,9 @@
 use cuda_std::ptx;
 
 use super::body::*;
-use super::columns::{Columns, Gradients, compact, decay_of, fused, pin, plus, scaled, times, to_boundary};
+use super::columns::{
+    Columns, Gradients, begin_d_q, compact, d_q, decay_of, fused, pin, plus, scaled, times, to_boundary,
+};
 use super::stage::pair_at;
 use crate::hopper::repeat;
 
@@ -26,13 +28,23 @@ impl Pairs {
 /// Adds gradients of rows: `decay` is that of their span before the block. Returns the sum of what dg of all earlier tokens of
 /// the span gets.
 #[inline(always)]
-unsafe fn add_rows(at: &Place, columns: &Columns, g: &mut Gradients, of: [Pairs; 2], mut decay: [f32; 2]) -> [f32; 2] {
+unsafe fn add_rows<const FIRST: bool>(
+    at: &Place,
+    columns: &Columns,
+    g: &mut Gradients,
+    of: [Pairs; 2],
+    mut decay: [f32; 2],
+) -> [f32; 2] {
     let mut shares = [[0f32; 2]; 8];
     repeat!(I in 8 => {
         decay = times(decay, columns.e[I]);
         // SAFETY: written before barriers.
         let ([q, k], [of_q, of_k]) = unsafe { (columns.rows::<I>(at), [of[0].read::<I>(), of[1].read::<I>()]) };
-        g.dq[I] = fused(of_q, decay, g.dq[I]);
+        // SAFETY: begun by this thread, if this is not the first.
+        unsafe {
+            let d_q = if FIRST { times(of_q, decay) } else { fused(of_q, decay, d_q::<I>(at)) };
+            begin_d_q::<I>(at, d_q);
+        }
         g.dk[I] = fused(of_k, decay, g.dk[I]);
         let with_k = times(k, of_k);
         let sum = ptx::fma_rn_f32(with_k[1], decay[1], g.of_k[I]);
@@ -94,9 +106,8 @@ pub(super) unsafe fn around(at: &Place, columns: &Columns, g: &mut Gradients) {
     unsafe {
         let (before, after) = (decay_of::<7>(at, 0, at.s), decay_of::<7>(at, at.s + 1, 7 - at.s));
         let rows = [Pairs::of(at, AROUND_Q, first), Pairs::of(at, AROUND_K, first)];
-        let sum = add_rows(at, columns, g, rows, before);
+        let sum = add_rows::<true>(at, columns, g, rows, before);
         carry(at, 0, sum);
-        g.park(at);
         let sum = add_columns(at, columns, g, Pairs::of(at, AROUND_COLUMNS, first), after);
         carry(at, 1, sum);
     }
@@ -113,11 +124,8 @@ pub(super) unsafe fn level<const BIT: u32>(at: &Place, columns: &Columns, g: &mu
     unsafe {
         let decay = to_boundary::<BIT>(at);
         let sum = if at.s & BIT != 0 {
-            g.unpark(at);
             let rows = [Pairs::of(at, tile, first), Pairs::of(at, tile, 32 + first)];
-            let sum = add_rows(at, columns, g, rows, decay);
-            g.park(at);
-            sum
+            add_rows::<false>(at, columns, g, rows, decay)
         } else {
             add_columns(at, columns, g, Pairs::of(at, tile + STAGED, first), decay)
         };
@@ -171,11 +179,11 @@ pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
                 g.dg[M] = plus(g.dg[M], around);
             }
         });
-        // SAFETY: parked by this thread.
-        unsafe { g.add_parked::<I>(at, dq) };
+        // SAFETY: begun by this thread.
+        unsafe { begin_d_q::<I>(at, plus(d_q::<I>(at), dq)) };
         g.dk[I] = plus(g.dk[I], of_k);
         let with_k = times(k, of_k);
         g.of_k[I] += with_k[0] + with_k[1];
-        g.pin_others();
+        g.pin();
     });
 }
