@@ -210,12 +210,10 @@ fn registers_cannot_be_moved_in_a_linked_module() {
 
 /// Bytes that a kernel may spill, by the start of its name. Those for Hopper spill around their loops, not inside; the
 /// convolutions pay with theirs for more blocks on a multiprocessor. All others spill nothing.
-const SPILLS: [(&str, u64); 11] = [
+const SPILLS: [(&str, u64); 9] = [
     ("convolve_back_", 800),
     ("convolve_", 350),
     ("fix_out_bf16_hopper", 100),
-    ("grad_gdn_bf16_hopper", 350),
-    ("grad_kda_bf16_hopper", 350),
     ("grad_", 300),
     ("prep_gdn_bf16_hopper", 400),
     ("prep_kda_bf16_hopper", 400),

@@ -1,6 +1,6 @@
 //! A thread's columns: loads, norms, decays, and the operands that are made of them.
 
-use cuda_std::{ptx, thread};
+use cuda_std::{ptx, thread, warp};
 
 use super::body::*;
 use super::gates::{given, log2_decays};
@@ -218,6 +218,7 @@ pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
             let row = first + number % 8;
             ptx::st_shared_f32(at.base + SQUARE_SUMS + (number / 8) * 512 + row * 8 + at.half * 4, sum);
         }
+        warp::sync();
         ptx::st_shared_v2_f32(at.base + TOTALS + (at.s * 128 + at.channel) * 4, total[0], total[1]);
         thread::sync_threads();
         if at.thread < 128 {

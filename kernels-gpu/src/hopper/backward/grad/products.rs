@@ -149,31 +149,37 @@ pub(super) unsafe fn through_the_inverse(wg: &mut Warpgroup<'_>, at: &Place, x: 
     }
 }
 
-/// Products with A'^T: dv, stored, with its row sums with v; A'^T dw, for the threads that own columns.
+/// Products with A'^T, while the second warpgroup is busy with dN: the first's, dv, stored, with its row sums with v; those of the others,
+/// A'^T dw, for the threads that own columns.
 ///
 /// # Safety
 /// By all threads, after the barrier behind [`over_values`].
 #[inline(always)]
 pub(super) unsafe fn with_the_inverse(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place) {
-    let base = at.base;
-    let (group, half) = at.group();
-    let mut x = [0f32; 32];
-    // SAFETY: operands were written before barriers; registers are carried by the wait.
-    unsafe {
-        let a = by_columns(base + A, PANEL);
-        let b = by_columns(base + half * PANEL + if group == 0 { D_R } else { D_W }, PANEL);
-        ptx::wgmma_fence();
-        repeat!(J in 4 => {
-            let (a, b) = (a + column_step(J), b + column_step(J));
-            ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 1, 1>(&mut x, a, b, (J != 0) as u32);
-        });
-        ptx::wgmma_commit_group();
-        ptx::wgmma_wait_group::<0>(&mut x);
-        if group == 0 {
-            store_d_v(wg, p, at, &x, half);
-        } else {
-            stage(at, &x, base + AROUND_K, half);
+    let (base, warpgroup) = (at.base, at.warp / 4);
+    if warpgroup == 1 {
+        return;
+    }
+    let (image, mut half, last) = if warpgroup == 0 { (D_R, 0, 1) } else { (D_W, warpgroup - 2, warpgroup - 2) };
+    while half <= last {
+        let mut x = [0f32; 32];
+        // SAFETY: operands were written before barriers; registers are carried by the wait.
+        unsafe {
+            let (a, b) = (by_columns(base + A, PANEL), by_columns(base + half * PANEL + image, PANEL));
+            ptx::wgmma_fence();
+            repeat!(J in 4 => {
+                let (a, b) = (a + column_step(J), b + column_step(J));
+                ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 1, 1>(&mut x, a, b, (J != 0) as u32);
+            });
+            ptx::wgmma_commit_group();
+            ptx::wgmma_wait_group::<0>(&mut x);
+            if warpgroup == 0 {
+                store_d_v(wg, p, at, &x, half);
+            } else {
+                stage(at, &x, base + AROUND_K, half);
+            }
         }
+        half += 1;
     }
 }
 
@@ -183,7 +189,7 @@ unsafe fn store_d_v(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place, x: &[f32
     let (row, _) = corner(at);
     let (v, panel) = (at.base + V + half * PANEL, at.base + D_R + half * PANEL);
     let mut dots = [0f32; 2];
-    // SAFETY: v was complete before a barrier; panels are this warpgroup's own; barriers as the comments say.
+    // SAFETY: v was complete before a barrier; dR is this warpgroup's own; barriers as the comments say.
     unsafe {
         repeat!(J in 8 => {
             repeat!(H in 2 => {
