@@ -67,7 +67,7 @@ fn portable_bodies_cut_where_the_cpu_does() {
         let config = Config { chunk: 16, ..Config::default() };
         let run = Run { cuts: Cuts::at(vec![30, 150]), hopper: false, config, ..Run::on(3) };
         let compared = forward(&spec, &run).unwrap_or_else(|error| panic!("{spec:?} {run:?}: {error}"));
-        assert_eq!(compared.mismatch, None, "{spec:?}");
+        assert_eq!(compared.mismatches(), Vec::<&String>::new(), "{spec:?}");
         assert!(compared.launched.contains(&format!("scan_push_{dtype}")), "{:?}", compared.launched);
         // Two heads, of which each walks its one block of M for one chunk.
         let report = compared.cuts[1];
