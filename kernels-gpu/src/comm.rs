@@ -124,6 +124,8 @@ impl Medium for Link<'_, '_> {
             let waited = self.wg.clock() - start;
             if waited > look {
                 if waited > channel.timeout_ns || self.wg.give_up(channel) {
+                    // The last epoch that the peer has signalled, of either parity.
+                    let found = wait.sibling().map_or(found, |other| found.max(self.load_acquire(other)));
                     return Err(wait.expired(channel.pe, self.port.step, found, waited));
                 }
                 look = waited + LOOK_NS;

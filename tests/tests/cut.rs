@@ -244,7 +244,9 @@ fn gates_of_which_some_channels_are_slow() {
         let expected = recurrent(&Problem::new(&inputs, None).unwrap());
         let plan = Plan::batch(1, spec.t, &Cuts::at(vec![200, 800, 1400])).unwrap();
         for (mode, m_wire) in [(Mode::Overlap, MWire::Auto), (Mode::Bulk, MWire::F32), (Mode::Overlap, MWire::Bf16)] {
-            let config = Config { mode, m_wire, ..Config::default() };
+            // f16 holds nothing below 6e-8: there erasing ends.
+            let cut_tolerance = if dtype == Dtype::F16 { 1e-5 } else { CUT_TOLERANCE };
+            let config = Config { mode, m_wire, cut_tolerance, ..Config::default() };
             let parts = run(&plan, &inputs, &config).unwrap();
             for (rank, part) in parts.iter().enumerate() {
                 let limit = tolerance(dtype, Regime::Hard);
@@ -255,7 +257,7 @@ fn gates_of_which_some_channels_are_slow() {
                 report.m_chunks_walked < report.m_chunks && report.m_chunks_walked > 0,
                 "{dtype} {mode}: {report:?}"
             );
-            assert!(report.empty_messages > 0 && report.largest_bound <= CUT_TOLERANCE, "{dtype} {mode}: {report:?}");
+            assert!(report.empty_messages > 0 && report.largest_bound <= cut_tolerance, "{dtype} {mode}: {report:?}");
         }
     }
 }

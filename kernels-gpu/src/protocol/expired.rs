@@ -57,6 +57,14 @@ impl Wait {
         self.awaited.epoch_of(found) >= self.epoch
     }
 
+    /// For a signal, the word of the other parity: what the peer signalled last may stand there.
+    pub const fn sibling(&self) -> Option<usize> {
+        match self.awaited {
+            Awaited::Signal => Some(self.word ^ 1),
+            Awaited::Ack | Awaited::Merged => None,
+        }
+    }
+
     /// The record of giving up: on PE `pe`, in kernel `step`, after `waited_ns`, with `found` in the word.
     pub const fn expired(&self, pe: u32, step: u32, found: u64, waited_ns: u64) -> Expired {
         Expired {

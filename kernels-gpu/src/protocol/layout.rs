@@ -207,6 +207,7 @@ impl ChannelLayout {
     pub const fn signal(&self, source: u32, row: u32, block: u32, parity: u32) -> usize {
         debug_assert!(source < self.pes && row < self.rows && block < self.blocks() && parity < SLOTS);
         let block = row as usize * self.blocks() as usize + block as usize;
+        // Both parities beside each other, see `Wait::sibling`.
         source as usize * self.signal_stride() + block * SLOTS as usize + parity as usize
     }
 
@@ -306,6 +307,7 @@ mod tests {
                     claim(l.ack(pe, row), format!("ack {pe}"));
                     for block in 0..l.blocks() {
                         (0..SLOTS).for_each(|p| claim(l.signal(pe, row, block, p), format!("signal {pe}")));
+                        assert_eq!(l.signal(pe, row, block, 0) ^ 1, l.signal(pe, row, block, 1));
                         (0..SLOTS).for_each(|p| claim(l.sent(pe, row, block, p), "own".into()));
                     }
                 }
