@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cuda_std::emulated::{Emulator, Fault, Launch as Blocks, Schedule};
 use deltalink::exec::cpu::{Cpu, CpuMemory, PoolError};
@@ -75,6 +75,8 @@ impl Emulated {
         let (next, failed) = (AtomicU32::new(0), AtomicBool::new(false));
         let work = |emulator: &Mutex<Emulator>| -> Result<(), Fault> {
             let idle = || {
+                // What is waited for is another PE's work, on the same cores.
+                std::thread::sleep(Duration::from_micros(50));
                 if (launch.peer_failed)() || failed.load(Ordering::Relaxed) {
                     self.abort();
                 }

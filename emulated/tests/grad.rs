@@ -9,12 +9,12 @@ use deltalink::exec::cpu::{Cpu, CpuMemory};
 use deltalink::exec::{Body, ExecError, Executor, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits};
 use deltalink::generate::{BetaKind, Decay, GateKind, Keys, Spec};
 use deltalink::gradients::Gradients;
-use deltalink::inputs::Op;
+use deltalink::inputs::{Beta, Inputs, Op};
 use deltalink::op::whole::{Share, UpstreamShare, join_backward, one_backward};
 use deltalink::op::{Config, ContextParallel, OpError};
 use deltalink::plan::{Cuts, Plan};
 use deltalink::reference::{Problem, backward};
-use deltalink::tensor::{Dtype, Tensor, TensorView};
+use deltalink::tensor::{Buffer, Dtype, Tensor, TensorView};
 use deltalink::world::{Pe, WorldOptions, run_threads};
 use deltalink_emulated::entries::entry;
 use kernels_gpu::element::DtypeCode;
@@ -226,10 +226,10 @@ impl Executor for GradOnHopper {
     }
 }
 
-/// Gradients of the problem, from this body (with a schedule) or the portable one.
-fn gradients(spec: &Spec, schedule: Option<Schedule>) -> Gradients {
+/// Gradients of the problem, with its own steps or these, from this body (with a schedule) or the portable one.
+fn gradients(spec: &Spec, steps: Option<&Tensor>, schedule: Option<Schedule>) -> Gradients {
     let (case, upstream) = (spec.generate(), spec.generate_upstream(false));
-    let whole = case.inputs();
+    let whole = with_steps(case.inputs(), steps);
     let plan = match case.cu_seqlens() {
         Some(cu_seqlens) => Plan::packed(cu_seqlens, &Cuts::equal(1)),
         None => Plan::batch(spec.b, spec.t, &Cuts::equal(1)),
@@ -258,15 +258,28 @@ fn gradients(spec: &Spec, schedule: Option<Schedule>) -> Gradients {
 /// Compares with the f64 reference, as `deltalink verify` does, in these orders of events; and requires that errors are about as
 /// large as those of the portable body.
 fn check(spec: &Spec, schedules: &[Schedule]) {
+    check_with(spec, None, schedules);
+}
+
+/// The inputs, with these steps if there are any.
+fn with_steps<'a>(inputs: Inputs<'a>, steps: Option<&'a Tensor>) -> Inputs<'a> {
+    match steps {
+        Some(steps) => Inputs { beta: Beta::Given(steps.view()), ..inputs },
+        None => inputs,
+    }
+}
+
+/// [`check`] with these steps, if there are any, in place of the problem's own.
+fn check_with(spec: &Spec, steps: Option<&Tensor>, schedules: &[Schedule]) {
     let (case, upstream) = (spec.generate(), spec.generate_upstream(false));
-    let inputs = case.inputs();
+    let inputs = with_steps(case.inputs(), steps);
     let problem = Problem::new(&inputs, case.cu_seqlens()).expect("a problem");
     let reference = backward(&problem, &upstream.view()).expect("a reference");
     let judged =
         |found: &Gradients| gradients_within(&inputs, &problem, &found.to_f64(), &reference, Allowance::default());
-    let portable = judged(&gradients(spec, None));
+    let portable = judged(&gradients(spec, steps, None));
     for &schedule in schedules {
-        let found = judged(&gradients(spec, Some(schedule)));
+        let found = judged(&gradients(spec, steps, Some(schedule)));
         for (found, portable) in found.iter().zip(&portable) {
             println!("{spec} {schedule:?} {}: {} (portable {})", found.name, found.error, portable.error);
         }
@@ -314,5 +327,16 @@ fn weak_and_strong_decays_and_steps() {
             check(&Spec { decay, beta: BetaKind::UpTo2, ..spec(op, 128) }, first);
         }
         check(&Spec { decay: Decay::Slow, keys: Keys::CommonMean, beta: BetaKind::Small, ..spec(op, 128) }, first);
+    }
+}
+
+/// A step of 0 has a gradient too, which is a quotient of what the floor of beta leaves; 2 turns a key's direction round.
+#[test]
+fn steps_of_nothing_and_of_two() {
+    for op in [Op::Kda, Op::Gdn] {
+        let spec = spec(op, 70);
+        let steps: Vec<f64> = (0..70).map(|token| [0.0, 2.0, 0.0, 0.5, 1.0][token % 5]).collect();
+        let steps = Tensor { shape: vec![1, 70, 1], data: Buffer::from_f64(Dtype::Bf16, steps) };
+        check_with(&spec, Some(&steps), &Schedule::ALL[..1]);
     }
 }

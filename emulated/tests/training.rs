@@ -76,6 +76,15 @@ fn every_kernel_has_its_body_for_hopper() {
     assert_eq!(all, expected);
 }
 
+/// `grad` goes through the norms itself where no value heads share one of q and k, and then nothing but shares is summed.
+#[test]
+fn norms_of_heads_that_nobody_shares() {
+    for op in [Op::Kda, Op::Gdn] {
+        let all = check(&Spec { l2norm: true, h: 2, ..spec(op, 100) }, &[], &Config::default(), Schedule::ALL[1]);
+        assert_eq!(all.iter().filter(|name| *name == "reduce_f32").count(), 2, "{all:?}");
+    }
+}
+
 #[test]
 fn pes_in_every_mode() {
     let overlap = Config::default();

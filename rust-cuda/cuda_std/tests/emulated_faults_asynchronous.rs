@@ -174,6 +174,27 @@ fn arrivals_and_lives_of_mbarriers() {
     assert!(matches!(found.kind, FaultKind::HoldsBarrier { .. }), "{found}");
 }
 
+#[test]
+fn a_warp_that_comes_apart_before_a_barrier_of_the_block() {
+    let kernel = |meet: bool| {
+        // SAFETY: with `meet` every lane comes with its warp; without, that is what is found.
+        move |t: u32| unsafe {
+            if t == 0 {
+                ptx::mbarrier_init(at(0), 1);
+                ptx::mbarrier_arrive(at(0));
+                while !ptx::mbarrier_try_wait_parity(at(0), 0) {}
+            }
+            if meet {
+                warp::sync();
+            }
+            thread::sync_threads();
+        }
+    };
+    let found = fault(64, kernel(false));
+    assert!(matches!(found.kind, FaultKind::WarpApart { .. }), "{found}");
+    common::results(64, kernel(true));
+}
+
 /// `d = a b` of the images at 0 and `PANEL`, under way.
 ///
 /// # Safety

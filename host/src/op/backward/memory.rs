@@ -33,6 +33,8 @@ pub(super) struct Memory {
     /// Shares of the chunks.
     a_log_shares: Param,
     dt_bias_shares: Param,
+    /// Whether it leaves gradients of rows to `reduce`.
+    reduces_rows: bool,
     /// What `reduce` writes: targets of the four above.
     sums: Sums,
 }
@@ -54,9 +56,10 @@ impl BackwardStep<'_> {
         Gradients::zeros(self.step.inputs)
     }
 
-    /// Whether `grad` leaves the gradients of q and k of every value head to `reduce`.
-    fn reduces_rows(&self) -> bool {
-        self.step.inputs.l2norm || self.step.dims.hv != self.step.dims.h
+    /// Whether `grad` leaves the gradients of q and k of every value head to `reduce`. The body for Hopper goes through the
+    /// normalisation itself.
+    fn reduces_rows(&self, body: Body) -> bool {
+        self.step.dims.hv != self.step.dims.h || self.step.inputs.l2norm && body == Body::Portable
     }
 
     pub(super) fn memory<X: Executor>(
@@ -99,7 +102,8 @@ impl BackwardStep<'_> {
         let q = optional(exec, Slot::Q, normalised.map(|x| &x.q))?;
         let rows = optional(exec, Slot::K, normalised.map(|x| &x.k))?;
         let sums = Sums { dq, dk, da_log, ddt_bias, q, k: rows };
-        let heads = if self.reduces_rows() { tokens * hv * k } else { 0 };
+        let reduces_rows = self.reduces_rows(body);
+        let heads = if reduces_rows { tokens * hv * k } else { 0 };
         let shares = |gradient: &Option<Tensor>| gradient.as_ref().map_or(0, |x| chunks * x.data.data().len());
         let receiving = step.rank().receiving().count() * hv;
         // In exact mode what arrives is not merged, but walked from.
@@ -122,6 +126,7 @@ impl BackwardStep<'_> {
             d_initial,
             a_log_shares: exec.scratch(Scratch::ALogShares, shares(&gradients.da_log), Dtype::F32)?,
             dt_bias_shares: exec.scratch(Scratch::DtBiasShares, shares(&gradients.ddt_bias), Dtype::F32)?,
+            reduces_rows,
             sums,
         })
     }
@@ -131,7 +136,7 @@ impl BackwardStep<'_> {
         let Dims { b, t, h, hv, k, .. } = *self.step.dims;
         let group = hv / h;
         let mut all = Vec::new();
-        if self.reduces_rows() {
+        if memory.reduces_rows {
             let Sums { dq, dk, q, k: keys, .. } = memory.sums;
             let rows = |source, target, x| ReduceParams {
                 source,

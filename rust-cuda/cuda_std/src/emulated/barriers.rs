@@ -68,6 +68,11 @@ impl Block {
             Some((other, there)) if there != site => {
                 return Err(FaultKind::Divergent { other: other as u32, there: there.to_string() });
             }
+            // The barrier counts warps. Lanes that come one after the other because one of them waited for something else are
+            // counted as often as they come.
+            Some((other, _)) if self.threads[other].waits != self.threads[current].waits => {
+                return Err(FaultKind::WarpApart { other: other as u32 });
+            }
             Some(_) => {}
         }
         barrier.arrived += 1;
@@ -87,6 +92,7 @@ impl Block {
         for &thread in &barrier.waiting {
             self.clocks.acquire(thread, &barrier.past);
             let waiting = &mut self.threads[thread];
+            waiting.waits = 0;
             waiting.vote = if waiting.vote { barrier.all } else { barrier.any };
             if thread != current {
                 waiting.status = Status::Ready;

@@ -40,6 +40,8 @@ pub(crate) struct Thread {
     pub(crate) yielder: *const Yielder<(), ()>,
     /// What a vote of a barrier came to.
     pub(crate) vote: bool,
+    /// Waits for mbarriers since its warp last came together.
+    pub(crate) waits: u32,
 }
 
 /// Threads of a warp or warpgroup that have reached a collective instruction, with what they bring.
@@ -144,8 +146,12 @@ pub(crate) fn meet<T>(
     // and their stacks live until then; each brought its own.
     let mut brought: Vec<(usize, &mut T)> =
         members.iter().map(|&(thread, operand)| (thread, unsafe { &mut *operand.cast::<T>() })).collect();
+    let whole = !matches!(scope, Scope::Warp(mask) if mask != u32::MAX);
     with(site, |block| {
         all(block, &mut brought)?;
+        if whole {
+            members.iter().for_each(|member| block.threads[member.0].waits = 0);
+        }
         for (thread, _) in &members {
             block.threads[*thread].status = Status::Ready;
         }
@@ -158,7 +164,7 @@ impl Block {
         let threads = launch.threads as usize;
         memory.reset(launch.shared_bytes, threads);
         let (warps, warpgroups) = (threads.div_ceil(WARP), threads.div_ceil(WARPGROUP));
-        let thread = || Thread { status: Status::Ready, yielder: std::ptr::null(), vote: false };
+        let thread = || Thread { status: Status::Ready, yielder: std::ptr::null(), vote: false, waits: 0 };
         Self {
             index,
             grid: launch.grid,

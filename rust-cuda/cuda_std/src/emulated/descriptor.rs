@@ -49,7 +49,10 @@ impl Operand {
             return refuse("the panel is not aligned to 1024 bytes, and only a base offset of 0 is emulated");
         }
         let in_row = operand.start & 0x7f;
-        if if outer_major { in_row != 0 } else { in_row > 96 } {
+        if outer_major && in_row != 0 {
+            return refuse("read by columns, only operands that begin where a panel does are emulated");
+        }
+        if in_row > 96 {
             return refuse("the operand would reach beyond the rows of 128 bytes");
         }
         Ok(operand)

@@ -38,6 +38,11 @@ pub enum FaultKind {
     )]
     Divergent { other: u32, there: String },
     #[error(
+        "lanes of the warp reached a barrier of several warps apart: this one and thread {other} have not met since one of them \
+         waited for an mbarrier alone, and the barrier would count the warp twice; let them meet first (bar.warp.sync)"
+    )]
+    WarpApart { other: u32 },
+    #[error(
         "operand {operand} differs between threads: {here:#x}, and {there:#x} in thread {other}; it must be uniform"
     )]
     NotUniform { operand: &'static str, here: u64, there: u64, other: u32 },

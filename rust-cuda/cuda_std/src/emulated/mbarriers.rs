@@ -90,6 +90,7 @@ impl Block {
                 && (phase - 1) % 2 == parity
             {
                 thread.status = Status::Ready;
+                thread.waits += 1;
                 self.clocks.acquire(number, complete);
                 barrier.seen = phase;
             }
@@ -102,6 +103,7 @@ impl Block {
         let barrier = self.mbarriers.get_mut(&address).ok_or(FaultKind::NoBarrier { address })?;
         let complete = barrier.phase % 2 != parity % 2;
         if complete {
+            self.threads[self.current].waits += 1;
             // Parity 1 before the first phase: there is nothing to see.
             barrier.seen = barrier.phase;
             self.clocks.acquire(self.current, &barrier.complete);

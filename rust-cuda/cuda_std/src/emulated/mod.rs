@@ -16,8 +16,9 @@
 //! * copies and products whose results are used, or whose operands are overwritten, before they were waited for; registers
 //!   of products that a wait is not given; and ordinary stores with no proxy fence before asynchronous reads.
 //!
-//! What it cannot find: races on global memory, races with any but the last reader of a word, lanes of a warp that diverge where
-//! hardware wants them together without a collective instruction to show it, register pressure, and speed.
+//! Lanes of a warp are not made to run together. That they should have is found at collective instructions, and at barriers of
+//! several warps where one lane has waited for an mbarrier alone. What it cannot find: other ways for a warp to come apart, races
+//! on global memory, races with any but the last reader of a word, register pressure, and speed.
 
 mod barriers;
 mod block;

@@ -5,7 +5,7 @@ use cuda_std::{ptx, thread, warp};
 use super::columns::{Columns, Gradients, load, operands, start};
 use super::finish::finish;
 use super::pairs::{around, inside, level};
-use super::products::{level_products, over_values, stage_around, through_the_inverse, with_the_inverse};
+use super::products::{level_product, over_values, stage_around, stage_level, through_the_inverse, with_the_inverse};
 use super::{SHARED, WARPGROUPS};
 use crate::gate::Gate;
 use crate::hopper::{CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_A, repeat};
@@ -50,13 +50,13 @@ pub(super) const fn columns_at(bit: u32) -> u32 {
             _ => 2 * PANEL,
         }
 }
-/// A level's gradients before their decays: 64 rows of q and of k, then 32 columns. Those of the second level lie where
-/// only the first had operands, so that one barrier a level suffices.
-pub(super) const fn staged_at(bit: u32) -> u32 {
-    if bit == 2 { KB } else { S + 3 * IMAGE + 3 * PANEL }
-}
-const _: () = assert!(staged_at(2) + STAGED + STAGED / 2 <= rows_at(2) && rows_at(4) < rows_at(2));
-const _: () = assert!(staged_at(4) + STAGED + STAGED / 2 <= D_R + IMAGE);
+/// A level's gradients before their decays: 64 rows of q and of k, then 32 columns.
+pub(super) const STAGED_LEVEL: u32 = S + 3 * IMAGE + 3 * PANEL;
+
+/// Where threads keep what they do not need all the time, after the second phase: q, in two panels; dq, f32 `[64,128]`.
+pub(super) const PARKED: [u32; 2] = [A, D_R + PANEL];
+pub(super) const PARKED_D_Q: u32 = KB;
+const _: () = assert!(STAGED_LEVEL + STAGED + STAGED / 2 <= PARKED[1] && PARKED_D_Q + STAGED <= S);
 
 /// Small rows behind the images. Decays of blocks of 8 tokens, `[8,128]`.
 pub(super) const TOTALS: u32 = D_R + IMAGE;
@@ -86,7 +86,6 @@ const _: () = assert!((BARRIERS + 64) as usize <= SHARED && SHARED <= crate::til
 /// A thread's place.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
-    pub chunk: usize,
     pub head: usize,
     /// First token, and tokens of the chunk.
     pub token: usize,
@@ -126,7 +125,6 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
     let warp = unsafe { warp::shuffle_idx(thread / 32, 0) };
     let (s, half) = (warp / 2, warp % 2);
     let at = Place {
-        chunk,
         head,
         token: token as usize,
         len,
@@ -152,20 +150,27 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
         through_the_inverse(wg, &at, &mut second);
         with_the_inverse(wg, p, &at);
         thread::sync_threads();
+        columns.park(&at);
         let mut g: Gradients = start(&at);
         around(&at, &columns, &mut g);
         thread::sync_threads();
         operands(&at, &columns);
         ptx::fence_proxy_async_shared();
         thread::sync_threads();
-        level_products::<4>(&at);
+        let x = level_product::<4>(&at);
+        stage_level::<4>(&at, &x);
         inside(&at, &columns, &mut g);
         thread::sync_threads();
         level::<4>(&at, &columns, &mut g);
-        level_products::<2>(&at);
+        let x = level_product::<2>(&at);
+        // The level before is read.
+        thread::sync_threads();
+        stage_level::<2>(&at, &x);
         thread::sync_threads();
         level::<2>(&at, &columns, &mut g);
-        level_products::<1>(&at);
+        let x = level_product::<1>(&at);
+        thread::sync_threads();
+        stage_level::<1>(&at, &x);
         thread::sync_threads();
         level::<1>(&at, &columns, &mut g);
         finish::<G>(p, &at, &columns, &mut g);

@@ -1,6 +1,6 @@
 //! A thread's columns: loads, norms, decays, and the operands that are made of them.
 
-use cuda_std::{ptx, thread};
+use cuda_std::{ptx, thread, warp};
 
 use super::body::*;
 use super::gates::{given, log2_decays};
@@ -18,10 +18,8 @@ pub(super) struct Columns {
     pub e: [[f32; 2]; 8],
 }
 
-/// Sums of a thread's gradients.
+/// Sums of a thread's gradients, but for dq.
 pub(super) struct Gradients {
-    /// Of scale q, normalised.
-    pub dq: [[f32; 2]; 8],
     /// Of k, normalised.
     pub dk: [[f32; 2]; 8],
     /// Of g.
@@ -47,11 +45,36 @@ impl Gradients {
     /// [`pin`] of all sums.
     #[inline(always)]
     pub fn pin(&mut self) {
-        pin(&mut self.dq);
         pin(&mut self.dk);
         pin(&mut self.dg);
         ptx::computed(&mut self.of_k);
     }
+}
+
+/// Where this thread's sums for dq (of scale q, normalised) wait, of its first token: they are needed too seldom to hold registers.
+#[inline(always)]
+fn waiting(at: &Place) -> u32 {
+    at.base + PARKED_D_Q + at.s * 4096 + at.channel * 4
+}
+
+/// Begins dq of token `I`.
+///
+/// # Safety
+/// Nobody reads k exp G and dw any more.
+#[inline(always)]
+pub(super) unsafe fn begin_d_q<const I: usize>(at: &Place, x: [f32; 2]) {
+    // SAFETY: this thread's own words.
+    unsafe { ptx::st_shared_v2_f32(waiting(at) + I as u32 * 512, x[0], x[1]) };
+}
+
+/// dq of token `I`.
+///
+/// # Safety
+/// This thread has begun it.
+#[inline(always)]
+pub(super) unsafe fn d_q<const I: usize>(at: &Place) -> [f32; 2] {
+    // SAFETY: this thread's own words.
+    unsafe { ptx::ld_shared_v2_f32(waiting(at) + I as u32 * 512) }
 }
 
 #[inline(always)]
@@ -84,13 +107,43 @@ impl Columns {
     /// q (normalised, with the scale) and k (normalised) of token `I`.
     ///
     /// # Safety
-    /// The norms were written before a barrier.
+    /// The norms were written before a barrier, and q was [parked](Self::park) by this thread.
     #[inline(always)]
     pub unsafe fn rows<const I: usize>(&self, at: &Place) -> [[f32; 2]; 2] {
         // SAFETY: by contract.
-        let [q, k] = unsafe { ptx::ld_shared_v2_f32(at.base + NORMS + (8 * at.s + I as u32) * 8) };
-        [scaled(unpack(self.q[I]), q), scaled(unpack(self.k[I]), k)]
+        unsafe {
+            let [norm_q, norm_k] = ptx::ld_shared_v2_f32(at.base + NORMS + (8 * at.s + I as u32) * 8);
+            let q = ptx::ld_shared_u32(parked(at) + I as u32 * 128);
+            [scaled(unpack(q), norm_q), scaled(unpack(self.k[I]), norm_k)]
+        }
     }
+
+    /// k (normalised) of token `I`.
+    ///
+    /// # Safety
+    /// The norms were written before a barrier.
+    #[inline(always)]
+    pub unsafe fn right<const I: usize>(&self, at: &Place) -> [f32; 2] {
+        // SAFETY: by contract.
+        let norm = unsafe { ptx::ld_shared_f32(at.base + NORMS + (8 * at.s + I as u32) * 8 + 4) };
+        scaled(unpack(self.k[I]), norm)
+    }
+
+    /// Puts q where only this thread reads it: it is not needed often enough to hold registers.
+    ///
+    /// # Safety
+    /// Nobody reads A' or the gradient of v_new any more.
+    #[inline(always)]
+    pub unsafe fn park(&self, at: &Place) {
+        // SAFETY: this thread's own words.
+        repeat!(I in 8 => { unsafe { ptx::st_shared_u32(parked(at) + I as u32 * 128, self.q[I]) }; });
+    }
+}
+
+/// Where this thread's q of its first token is parked.
+#[inline(always)]
+fn parked(at: &Place) -> u32 {
+    at.base + if at.half == 0 { PARKED[0] } else { PARKED[1] } + at.s * 1024 + at.lane * 4
 }
 
 /// Decays of this thread's channels over `count` blocks of 8 tokens from `first`, at most `MOST`.
@@ -110,10 +163,17 @@ pub(super) unsafe fn decay_of<const MOST: u32>(at: &Place, first: u32, count: u3
     product
 }
 
-/// Places of this thread's channels in the rows of its block of a panel: the permuted piece of row `i` is `piece ^ i`.
+/// This thread's channels in row `i` of 8 rows of a panel that begin at `rows`, a multiple of 1024: the permuted piece is `piece ^ i`.
+/// `rows` is with the thread's place in row 0, see [`own`].
 #[inline(always)]
-fn in_row(at: &Place, i: u32) -> u32 {
-    (((at.lane / 4) ^ i) << 4) + (at.lane % 4) * 4
+pub(super) fn in_row(rows: u32, i: u32) -> u32 {
+    (rows ^ (i << 4)) + i * 128
+}
+
+/// This thread's place in row 0 of a panel.
+#[inline(always)]
+pub(super) fn own(at: &Place) -> u32 {
+    (at.lane / 4) * 16 + (at.lane % 4) * 4
 }
 
 /// Loads q, k and decays, leaves norms and decays of blocks, and the image of k exp G. Contains barriers of the block.
@@ -158,6 +218,7 @@ pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
             let row = first + number % 8;
             ptx::st_shared_f32(at.base + SQUARE_SUMS + (number / 8) * 512 + row * 8 + at.half * 4, sum);
         }
+        warp::sync();
         ptx::st_shared_v2_f32(at.base + TOTALS + (at.s * 128 + at.channel) * 4, total[0], total[1]);
         thread::sync_threads();
         if at.thread < 128 {
@@ -168,11 +229,11 @@ pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
         }
         thread::sync_threads();
         let mut decay = decay_of::<7>(at, 0, at.s);
-        let to = at.base + KB + at.half * PANEL + first * 128;
+        let to = at.base + KB + at.half * PANEL + first * 128 + own(at);
         repeat!(I in 8 => {
             decay = times(decay, e[I]);
-            let [_, k] = columns.rows::<I>(at);
-            ptx::st_shared_u32(to + I as u32 * 128 + in_row(at, I as u32), pack(times(k, decay)));
+            let k = columns.right::<I>(at);
+            ptx::st_shared_u32(in_row(to, I as u32), pack(times(k, decay)));
         });
     }
     columns
@@ -223,21 +284,23 @@ unsafe fn operands_of<const BIT: u32>(at: &Place, columns: &Columns) {
     unsafe {
         let mut decay = to_boundary::<BIT>(at);
         if at.s & BIT != 0 {
-            let to = at.base + rows_at(BIT) + at.half * PANEL + first * 128;
+            let to = at.base + rows_at(BIT) + at.half * PANEL + first * 128 + own(at);
             repeat!(I in 8 => {
                 decay = times(decay, columns.e[I]);
                 let [q, k] = columns.rows::<I>(at);
-                let to = to + I as u32 * 128 + in_row(at, I as u32);
+                let to = in_row(to, I as u32);
                 ptx::st_shared_u32(to, pack(times(q, decay)));
                 ptx::st_shared_u32(to + 32 * 128, pack(times(k, decay)));
             });
         } else {
-            let to = at.base + columns_at(BIT) + at.half * (PANEL / 2) + first * 128;
+            let to = at.base + columns_at(BIT) + at.half * (PANEL / 2) + first * 128 + own(at);
             repeat!(J in 8 => {
                 const I: usize = 7 - J;
-                let [_, k] = columns.rows::<I>(at);
-                ptx::st_shared_u32(to + I as u32 * 128 + in_row(at, I as u32), pack(times(k, decay)));
-                decay = times(decay, columns.e[I]);
+                if J > 0 {
+                    decay = times(decay, columns.e[(I + 1) % 8]);
+                }
+                let k = columns.right::<I>(at);
+                ptx::st_shared_u32(in_row(to, I as u32), pack(times(k, decay)));
             });
         }
     }
@@ -268,5 +331,5 @@ pub(super) unsafe fn common(at: &Place) -> [f32; 2] {
 pub(super) unsafe fn start(at: &Place) -> Gradients {
     // SAFETY: by contract.
     let common = unsafe { common(at) };
-    Gradients { dq: [[0.0; 2]; 8], dk: [[0.0; 2]; 8], dg: [common; 8], of_k: [0.0; 8] }
+    Gradients { dk: [[0.0; 2]; 8], dg: [common; 8], of_k: [0.0; 8] }
 }

@@ -4,7 +4,7 @@ use cuda_std::{ptx, thread, warp};
 use half::bf16;
 
 use super::body::*;
-use super::columns::{Columns, Gradients, plus};
+use super::columns::{Columns, Gradients, d_q, plus};
 use super::gates::{Slopes, element, given};
 use crate::element::DtypeCode;
 use crate::gate::Gate;
@@ -84,7 +84,7 @@ unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8],
 /// # Safety
 /// By all threads. Contains a barrier of the block.
 #[inline(always)]
-unsafe fn through_norms(p: &GradParams, at: &Place, columns: &Columns, g: &mut Gradients) {
+unsafe fn through_norms(p: &GradParams, at: &Place, columns: &Columns, [dq, dk]: [&mut [[f32; 2]; 8]; 2]) {
     let scale = p.prep.scale;
     let unscaled = if scale == 0.0 { 0.0 } else { ptx::rcp_approx_ftz_f32(scale * scale) };
     let first = 8 * at.s;
@@ -93,8 +93,8 @@ unsafe fn through_norms(p: &GradParams, at: &Place, columns: &Columns, g: &mut G
         let mut dots = [0f32; 16];
         repeat!(I in 8 => {
             let [q, k] = columns.rows::<I>(at);
-            dots[I] = q[0] * g.dq[I][0] + q[1] * g.dq[I][1];
-            dots[I + 8] = k[0] * g.dk[I][0] + k[1] * g.dk[I][1];
+            dots[I] = q[0] * dq[I][0] + q[1] * dq[I][1];
+            dots[I + 8] = k[0] * dk[I][0] + k[1] * dk[I][1];
         });
         let sum = sums(dots, at.lane);
         if at.lane % 2 == 0 {
@@ -112,8 +112,8 @@ unsafe fn through_norms(p: &GradParams, at: &Place, columns: &Columns, g: &mut G
             let [c, d] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + 512 + row);
             let (dot_q, dot_k) = ((a + b) * unscaled, c + d);
             // q and its factor have the scale in them, and so has what is left.
-            g.dq[I] = [(g.dq[I][0] - q[0] * dot_q) * norm_q, (g.dq[I][1] - q[1] * dot_q) * norm_q];
-            g.dk[I] = [(g.dk[I][0] - k[0] * dot_k) * norm_k, (g.dk[I][1] - k[1] * dot_k) * norm_k];
+            dq[I] = [(dq[I][0] - q[0] * dot_q) * norm_q, (dq[I][1] - q[1] * dot_q) * norm_q];
+            dk[I] = [(dk[I][0] - k[0] * dot_k) * norm_k, (dk[I][1] - k[1] * dot_k) * norm_k];
         });
     }
 }
@@ -139,11 +139,13 @@ unsafe fn warp_sum(mut x: f32) -> f32 {
 pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Columns, g: &mut Gradients) {
     // SAFETY: every word has one writer; barriers between writing and reading; rows of this chunk.
     unsafe {
+        let mut dq = [[0f32; 2]; 8];
+        repeat!(I in 8 => { dq[I] = d_q::<I>(at); });
         let normalised = p.prep.l2norm != 0 && p.dq.dtype() != DtypeCode::F32;
         if normalised {
-            through_norms(p, at, columns, g);
+            through_norms(p, at, columns, [&mut dq, &mut g.dk]);
         }
-        store_rows(p, at, &p.dq, &g.dq, if normalised { 1.0 } else { p.prep.scale });
+        store_rows(p, at, &p.dq, &dq, if normalised { 1.0 } else { p.prep.scale });
         store_rows(p, at, &p.dk, &g.dk, 1.0);
         let carried = carried(at);
         repeat!(I in 8 => { g.dg[I] = plus(g.dg[I], carried); });

@@ -4,10 +4,11 @@
 //! `states` and `d_states`, an image (64 rows = V, 128 columns = K) for each 64 columns of V; `v_new` and `d_v_new`, a panel (64 rows
 //! = tokens, 64 columns = V) for each, with zeros in the rows behind a partial chunk.
 //!
-//! A thread owns 8 tokens and two channels: a column of decays, of q, of k, and of the gradients dq, dk and dg, all in
-//! registers from the first phase to the last. What products of matrices add comes to it through shared memory:
+//! A thread owns 8 tokens and two channels: a column of decays, of q and k, and of the gradients dk and dg in registers from the first
+//! phase to the last (what is needed seldom, q and dq, waits in shared memory, where only that thread reads it). What products of
+//! matrices add comes to it through shared memory:
 //!
-//! 1. over V: dP, dR v^T, do S, dR S, R D ([`body`](self));
+//! 1. over V: dP, dR v^T, do S, dR S, R D;
 //! 2. through the inverse, by the second warpgroup: X, then dN; meanwhile dv, A'^T dw;
 //! 3. the gradients around the chunk, gated by decays since its start and to its end;
 //! 4. levels of 32, 16 and 8 tokens: a product of tokens that part at a level has its decay split at the boundary between

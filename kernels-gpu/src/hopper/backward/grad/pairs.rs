@@ -3,37 +3,48 @@
 use cuda_std::ptx;
 
 use super::body::*;
-use super::columns::{Columns, Gradients, compact, decay_of, fused, pin, plus, scaled, times, to_boundary};
+use super::columns::{
+    Columns, Gradients, begin_d_q, compact, d_q, decay_of, fused, pin, plus, scaled, times, to_boundary,
+};
 use super::stage::pair_at;
 use crate::hopper::repeat;
 
 /// This thread's pair in each of 8 rows of a tile.
-struct Pairs([u32; 4]);
+struct Pairs(u32);
 
 impl Pairs {
     #[inline(always)]
     fn of(at: &Place, tile: u32, first: u32) -> Self {
-        let pair = |i: u32| pair_at(at.base + tile, first + i, at.channel);
-        Self([pair(0), pair(1), pair(2), pair(3)])
+        Self(pair_at(at.base + tile, first, at.channel))
     }
 
     #[inline(always)]
     unsafe fn read<const I: usize>(&self) -> [f32; 2] {
-        // SAFETY: written before a barrier; rows repeat their order every 4.
-        unsafe { ptx::ld_shared_v2_f32(self.0[I % 4] + (I as u32 / 4) * 4 * 512) }
+        // SAFETY: written before a barrier. The rows begin where groups of channels are not permuted.
+        unsafe { ptx::ld_shared_v2_f32((self.0 ^ ((I as u32 % 4) << 5)) + I as u32 * 512) }
     }
 }
 
 /// Adds gradients of rows: `decay` is that of their span before the block. Returns the sum of what dg of all earlier tokens of
 /// the span gets.
 #[inline(always)]
-unsafe fn add_rows(at: &Place, columns: &Columns, g: &mut Gradients, of: [Pairs; 2], mut decay: [f32; 2]) -> [f32; 2] {
+unsafe fn add_rows<const FIRST: bool>(
+    at: &Place,
+    columns: &Columns,
+    g: &mut Gradients,
+    of: [Pairs; 2],
+    mut decay: [f32; 2],
+) -> [f32; 2] {
     let mut shares = [[0f32; 2]; 8];
     repeat!(I in 8 => {
         decay = times(decay, columns.e[I]);
         // SAFETY: written before barriers.
         let ([q, k], [of_q, of_k]) = unsafe { (columns.rows::<I>(at), [of[0].read::<I>(), of[1].read::<I>()]) };
-        g.dq[I] = fused(of_q, decay, g.dq[I]);
+        // SAFETY: begun by this thread, if this is not the first.
+        unsafe {
+            let d_q = if FIRST { times(of_q, decay) } else { fused(of_q, decay, d_q::<I>(at)) };
+            begin_d_q::<I>(at, d_q);
+        }
         g.dk[I] = fused(of_k, decay, g.dk[I]);
         let with_k = times(k, of_k);
         let sum = ptx::fma_rn_f32(with_k[1], decay[1], g.of_k[I]);
@@ -57,12 +68,14 @@ unsafe fn add_columns(at: &Place, columns: &Columns, g: &mut Gradients, of: Pair
     let mut shares = [[0f32; 2]; 8];
     repeat!(J in 8 => {
         const I: usize = 7 - J;
+        if J > 0 {
+            decay = times(decay, columns.e[(I + 1) % 8]);
+        }
         // SAFETY: written before barriers.
-        let ([_, k], of_k) = unsafe { (columns.rows::<I>(at), of.read::<I>()) };
+        let (k, of_k) = unsafe { (columns.right::<I>(at), of.read::<I>()) };
         let of_k = times(of_k, decay);
         g.dk[I] = plus(g.dk[I], of_k);
         shares[I] = times(k, of_k);
-        decay = times(decay, columns.e[I]);
     });
     let mut before = [0f32; 2];
     repeat!(I in 8 => {
@@ -93,7 +106,7 @@ pub(super) unsafe fn around(at: &Place, columns: &Columns, g: &mut Gradients) {
     unsafe {
         let (before, after) = (decay_of::<7>(at, 0, at.s), decay_of::<7>(at, at.s + 1, 7 - at.s));
         let rows = [Pairs::of(at, AROUND_Q, first), Pairs::of(at, AROUND_K, first)];
-        let sum = add_rows(at, columns, g, rows, before);
+        let sum = add_rows::<true>(at, columns, g, rows, before);
         carry(at, 0, sum);
         let sum = add_columns(at, columns, g, Pairs::of(at, AROUND_COLUMNS, first), after);
         carry(at, 1, sum);
@@ -106,12 +119,13 @@ pub(super) unsafe fn around(at: &Place, columns: &Columns, g: &mut Gradients) {
 /// By all threads, after a barrier of the block.
 #[inline(always)]
 pub(super) unsafe fn level<const BIT: u32>(at: &Place, columns: &Columns, g: &mut Gradients) {
-    let (first, tile) = (8 * compact(at.s, BIT), const { staged_at(BIT) });
+    let (first, tile) = (8 * compact(at.s, BIT), STAGED_LEVEL);
     // SAFETY: by contract.
     unsafe {
         let decay = to_boundary::<BIT>(at);
         let sum = if at.s & BIT != 0 {
-            add_rows(at, columns, g, [Pairs::of(at, tile, first), Pairs::of(at, tile, 32 + first)], decay)
+            let rows = [Pairs::of(at, tile, first), Pairs::of(at, tile, 32 + first)];
+            add_rows::<false>(at, columns, g, rows, decay)
         } else {
             add_columns(at, columns, g, Pairs::of(at, tile + STAGED, first), decay)
         };
@@ -145,15 +159,17 @@ pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
         repeat!(M in 8 => {
             if M < I {
                 const J: usize = if M < I { I - 1 - M } else { 0 };
+                if M > 0 {
+                    decay = times(decay, columns.e[J + 1]);
+                }
                 // SAFETY: as above.
-                let [_, k_j] = unsafe { columns.rows::<J>(at) };
+                let k_j = unsafe { columns.right::<J>(at) };
                 let right = times(k_j, decay);
                 dq = fused(right, [p[J]; 2], dq);
                 of_k = fused(right, [n[J]; 2], of_k);
                 let left = fused(q, [p[J]; 2], scaled(k, n[J]));
                 g.dk[J] = fused(left, decay, g.dk[J]);
                 shares[J] = times(left, right);
-                decay = times(decay, columns.e[J]);
             }
         });
         let mut around = [0f32; 2];
@@ -163,7 +179,8 @@ pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
                 g.dg[M] = plus(g.dg[M], around);
             }
         });
-        g.dq[I] = plus(g.dq[I], dq);
+        // SAFETY: begun by this thread.
+        unsafe { begin_d_q::<I>(at, plus(d_q::<I>(at), dq)) };
         g.dk[I] = plus(g.dk[I], of_k);
         let with_k = times(k, of_k);
         g.of_k[I] += with_k[0] + with_k[1];

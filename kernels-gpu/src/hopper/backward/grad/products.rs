@@ -4,6 +4,7 @@
 use cuda_std::{ptx, warp};
 
 use super::body::*;
+use super::columns::{fused, in_row, own};
 use super::stage::{corner, put, scatter, scores_at, stage};
 use crate::hopper::{CHANNELS, IMAGE, PANEL, by_columns, by_rows, column_step, repeat, row_step, unpack, wait};
 use crate::params::GradParams;
@@ -30,8 +31,9 @@ pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2]) -> [[f32; 32]; 
             ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 0, 1>(&mut first, a + row_step(J, PANEL), b, (J != 0) as u32);
         });
         ptx::wgmma_commit_group();
-        ptx::wgmma_wait_group::<0>(&mut first);
         wait(barriers[1], 0);
+        // While the first product is under way.
+        dots_of_states(at);
         if group == 0 {
             let (a, b) = if half == 0 { (D_O, R) } else { (D_R, V) };
             let (a, b) = (by_rows(base + a), by_rows(base + b));
@@ -41,7 +43,7 @@ pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2]) -> [[f32; 32]; 
                 ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 0, 0>(&mut second, a, b, (J != 0) as u32);
             });
             ptx::wgmma_commit_group();
-            ptx::wgmma_wait_group::<0>(&mut second);
+            ptx::wgmma_wait_group::<0>((&mut first, &mut second));
             put::<true>(at, &first, base + D_W + half * PANEL);
             if half == 0 {
                 scatter(at, &second, 0, SQUARES);
@@ -55,9 +57,8 @@ pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2]) -> [[f32; 32]; 
                 ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 0, 1>(&mut second, a + row_step(J, PANEL), b, (J != 0) as u32);
             });
             ptx::wgmma_commit_group();
-            ptx::wgmma_wait_group::<0>(&mut second);
+            ptx::wgmma_wait_group::<0>((&mut first, &mut second));
         }
-        dots_of_states(at);
     }
     [first, second]
 }
@@ -65,14 +66,14 @@ pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2]) -> [[f32; 32]; 
 /// Sums of S D over this thread's 16 rows of V, for its channels.
 #[inline(always)]
 unsafe fn dots_of_states(at: &Place) {
-    let rows = at.base + S + (at.s / 4) * IMAGE + at.half * PANEL + 16 * (at.s % 4) * 128;
+    let rows = at.base + S + (at.s / 4) * IMAGE + at.half * PANEL + 16 * (at.s % 4) * 128 + own(at);
     let mut sum = [0f32; 2];
     // SAFETY: the images are complete.
     unsafe {
         repeat!(I in 16 => {
-            let from = rows + I as u32 * 128 + (((at.lane / 4) ^ (I as u32 % 8)) << 4) + (at.lane % 4) * 4;
+            let from = in_row(rows + (I as u32 / 8) * 1024, I as u32 % 8);
             let (s, d) = (unpack(ptx::ld_shared_u32(from)), unpack(ptx::ld_shared_u32(from + (D - S))));
-            sum = super::columns::fused(s, d, sum);
+            sum = fused(s, d, sum);
         });
         ptx::st_shared_v2_f32(at.base + COMMON + (at.s * 128 + at.channel) * 4, sum[0], sum[1]);
     }
@@ -148,31 +149,37 @@ pub(super) unsafe fn through_the_inverse(wg: &mut Warpgroup<'_>, at: &Place, x: 
     }
 }
 
-/// Products with A'^T: dv, stored, with its row sums with v; A'^T dw, for the threads that own columns.
+/// Products with A'^T, while the second warpgroup is busy with dN: the first's, dv, stored, with its row sums with v; those of the others,
+/// A'^T dw, for the threads that own columns.
 ///
 /// # Safety
 /// By all threads, after the barrier behind [`over_values`].
 #[inline(always)]
 pub(super) unsafe fn with_the_inverse(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place) {
-    let base = at.base;
-    let (group, half) = at.group();
-    let mut x = [0f32; 32];
-    // SAFETY: operands were written before barriers; registers are carried by the wait.
-    unsafe {
-        let a = by_columns(base + A, PANEL);
-        let b = by_columns(base + half * PANEL + if group == 0 { D_R } else { D_W }, PANEL);
-        ptx::wgmma_fence();
-        repeat!(J in 4 => {
-            let (a, b) = (a + column_step(J), b + column_step(J));
-            ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 1, 1>(&mut x, a, b, (J != 0) as u32);
-        });
-        ptx::wgmma_commit_group();
-        ptx::wgmma_wait_group::<0>(&mut x);
-        if group == 0 {
-            store_d_v(wg, p, at, &x, half);
-        } else {
-            stage(at, &x, base + AROUND_K, half);
+    let (base, warpgroup) = (at.base, at.warp / 4);
+    if warpgroup == 1 {
+        return;
+    }
+    let (image, mut half, last) = if warpgroup == 0 { (D_R, 0, 1) } else { (D_W, warpgroup - 2, warpgroup - 2) };
+    while half <= last {
+        let mut x = [0f32; 32];
+        // SAFETY: operands were written before barriers; registers are carried by the wait.
+        unsafe {
+            let (a, b) = (by_columns(base + A, PANEL), by_columns(base + half * PANEL + image, PANEL));
+            ptx::wgmma_fence();
+            repeat!(J in 4 => {
+                let (a, b) = (a + column_step(J), b + column_step(J));
+                ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 1, 1>(&mut x, a, b, (J != 0) as u32);
+            });
+            ptx::wgmma_commit_group();
+            ptx::wgmma_wait_group::<0>(&mut x);
+            if warpgroup == 0 {
+                store_d_v(wg, p, at, &x, half);
+            } else {
+                stage(at, &x, base + AROUND_K, half);
+            }
         }
+        half += 1;
     }
 }
 
@@ -182,7 +189,7 @@ unsafe fn store_d_v(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place, x: &[f32
     let (row, _) = corner(at);
     let (v, panel) = (at.base + V + half * PANEL, at.base + D_R + half * PANEL);
     let mut dots = [0f32; 2];
-    // SAFETY: v was complete before a barrier; panels are this warpgroup's own; barriers as the comments say.
+    // SAFETY: v was complete before a barrier; dR is this warpgroup's own; barriers as the comments say.
     unsafe {
         repeat!(J in 8 => {
             repeat!(H in 2 => {
@@ -224,10 +231,9 @@ unsafe fn store_d_v(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place, x: &[f32
 /// A level's gradients before their decays: of rows by the first two warpgroups, of columns by the others.
 ///
 /// # Safety
-/// By all threads; operands were written and announced before a barrier of the block, and nobody reads what lies where the
-/// results go.
+/// By all threads; operands were written and announced before a barrier of the block.
 #[inline(always)]
-pub(super) unsafe fn level_products<const BIT: u32>(at: &Place) {
+pub(super) unsafe fn level_product<const BIT: u32>(at: &Place) -> [f32; 32] {
     let base = at.base;
     let (group, half) = at.group();
     let (panel, piece) = const { scores_at(BIT) };
@@ -244,10 +250,9 @@ pub(super) unsafe fn level_products<const BIT: u32>(at: &Place) {
             });
             ptx::wgmma_commit_group();
             ptx::wgmma_wait_group::<0>(&mut x);
-            stage(at, &x, base + staged_at(BIT), half);
         } else {
-            let (scores, rows) =
-                (by_columns(base + panel, PANEL), by_columns(base + rows_at(BIT) + half * PANEL, PANEL));
+            let scores = by_columns(base + panel, PANEL);
+            let rows = by_columns(base + rows_at(BIT) + half * PANEL, PANEL);
             ptx::wgmma_fence();
             repeat!(J in 4 => {
                 let (a, b) = (scores + column_step(J), rows + column_step(J));
@@ -255,11 +260,27 @@ pub(super) unsafe fn level_products<const BIT: u32>(at: &Place) {
             });
             ptx::wgmma_commit_group();
             ptx::wgmma_wait_group::<0>(&mut x);
-            // The level's columns are half of the panel's; the other half of the product means nothing.
-            let upper = piece / 4;
-            if at.warp % 4 / 2 == upper {
-                stage(at, &x, base + staged_at(BIT) + STAGED - upper * 32 * 512, half);
-            }
+        }
+    }
+    x
+}
+
+/// Stages what [`level_product`] returned.
+///
+/// # Safety
+/// By all threads; nobody reads what lies where it goes.
+#[inline(always)]
+pub(super) unsafe fn stage_level<const BIT: u32>(at: &Place, x: &[f32; 32]) {
+    let (group, half) = at.group();
+    // The level's columns are half of the panel's; the other half of the product means nothing.
+    let upper = const { scores_at(BIT).1 / 4 };
+    let tile = at.base + STAGED_LEVEL;
+    // SAFETY: by contract.
+    unsafe {
+        if group == 0 {
+            stage(at, x, tile, half);
+        } else if at.warp % 4 / 2 == upper {
+            stage(at, x, tile + STAGED - upper * 32 * 512, half);
         }
     }
 }
