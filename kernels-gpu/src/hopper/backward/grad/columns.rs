@@ -213,7 +213,7 @@ pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
     // SAFETY: whole warps; every word has one writer; barriers between writing and reading.
     unsafe {
         let sum = sums(squares, at.lane);
-        if at.lane % 2 == 0 {
+        if at.lane.is_multiple_of(2) {
             let number = at.lane / 2;
             let row = first + number % 8;
             ptx::st_shared_f32(at.base + SQUARE_SUMS + (number / 8) * 512 + row * 8 + at.half * 4, sum);

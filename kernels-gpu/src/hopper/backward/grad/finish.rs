@@ -97,7 +97,7 @@ unsafe fn through_norms(p: &GradParams, at: &Place, columns: &Columns, [dq, dk]:
             dots[I + 8] = k[0] * dk[I][0] + k[1] * dk[I][1];
         });
         let sum = sums(dots, at.lane);
-        if at.lane % 2 == 0 {
+        if at.lane.is_multiple_of(2) {
             let number = at.lane / 2;
             let to = at.base + SQUARE_SUMS + (number / 8) * 512 + at.half * 4;
             ptx::st_shared_f32(to + (first + number % 8) * 8, sum);
@@ -157,7 +157,7 @@ pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Colum
             }
         });
         let sum = sums(rows, at.lane);
-        if at.lane % 2 == 0 {
+        if at.lane.is_multiple_of(2) {
             let number = at.lane / 2;
             let to = at.base + ROW_SUMS + at.half * 512 + (number / 8) * 256;
             ptx::st_shared_f32(to + (8 * at.s + number % 8) * 4, sum);

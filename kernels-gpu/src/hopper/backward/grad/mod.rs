@@ -9,7 +9,7 @@
 //! matrices add comes to it through shared memory:
 //!
 //! 1. over V: dP, dR v^T, do S, dR S, R D;
-//! 2. through the inverse, by the second warpgroup: X, then dN; meanwhile dv, A'^T dw;
+//! 2. through the inverse, by the second warpgroup: X, then dN; meanwhile dv by the first, A'^T dw by the others;
 //! 3. the gradients around the chunk, gated by decays since its start and to its end;
 //! 4. levels of 32, 16 and 8 tokens: a product of tokens that part at a level has its decay split at the boundary between
 //!    them, so both factors are at most 1. Rows of a level are the 32 tokens with that bit, its columns those without;

@@ -203,7 +203,7 @@ unsafe fn store_d_v(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place, x: &[f32
             dots[H] += warp::shuffle_xor(dots[H], 1);
             dots[H] += warp::shuffle_xor(dots[H], 2);
         });
-        if at.lane % 4 == 0 {
+        if at.lane.is_multiple_of(4) {
             let to = at.base + D_BETA + half * 256 + row * 4;
             ptx::st_shared_f32(to, dots[0]);
             ptx::st_shared_f32(to + 32, dots[1]);
