@@ -30,7 +30,7 @@ use feed::feed;
 use pipeline::*;
 
 use crate::comm::{Port, STEP_SCAN};
-use crate::cut;
+use crate::cut::{self, Known};
 use crate::element::DtypeCode;
 use crate::params::{Cut, ScanItem, ScanParams, Segment, StampKind};
 use crate::scan::{Columns, hand_over, initial_state, known};
@@ -38,6 +38,80 @@ use crate::tile::{RESERVED_BYTES, Shared, Warpgroup, tile_bytes};
 
 /// Chunks of M that are walked before its norm is measured again.
 const RUN: u32 = 32;
+
+/// Where the block keeps what it knows of an item, in the reserved area behind what the DSL has there.
+const KEPT_AT: u32 = 512;
+
+/// What is known of the item's transition and how far its walk has come, in shared memory.
+#[derive(Clone, Copy)]
+struct Kept {
+    at: u32,
+}
+
+impl Kept {
+    /// # Safety
+    /// Nobody reads before the next barrier, nor has reading to do of what was there.
+    #[inline(always)]
+    unsafe fn begin(&self, known: &Known, writes: bool) {
+        if writes {
+            // SAFETY: the block's own words, by contract.
+            unsafe {
+                ptx::st_shared_u32(self.at, 0);
+                ptx::st_shared_u32(self.at + 4, known.rows);
+                ptx::st_shared_u32(self.at + 8, known.growth.to_bits());
+                ptx::st_shared_u32(self.at + 12, known.bound.to_bits());
+            }
+        }
+    }
+
+    /// The walk goes on with chunk `first`.
+    ///
+    /// # Safety
+    /// As of `begin`.
+    #[inline(always)]
+    unsafe fn go_on(&self, first: u32, writes: bool) {
+        if writes {
+            // SAFETY: the block's own word, by contract.
+            unsafe { ptx::st_shared_u32(self.at, first) };
+        }
+    }
+
+    #[inline(always)]
+    fn word(&self, i: u32) -> u32 {
+        // From lane 0, so that the assembler knows it to be uniform.
+        // SAFETY: the block's own words; by all threads.
+        unsafe { warp::shuffle_idx(ptx::ld_shared_u32(self.at + 4 * i), 0) }
+    }
+
+    #[inline(always)]
+    fn known(&self) -> Known {
+        Known { rows: self.word(1), growth: f32::from_bits(self.word(2)), bound: f32::from_bits(self.word(3)) }
+    }
+
+    /// The chunks to walk next. M ends where it is known to be small, and is walked in runs; S goes on in a second run, whose
+    /// outputs are complete.
+    #[inline(always)]
+    fn span(&self, p: &ScanParams, item: &ScanItem, segment: &Segment, number: u32) -> Span {
+        let (first, rows) = (self.word(0), self.word(1));
+        // SAFETY: by all threads: from lane 0 as above, and a vote does the same.
+        unsafe {
+            let chunks = warp::shuffle_idx(segment.chunks, 0);
+            let within = chunks.min(rows);
+            let is_m = warp::any(!p.channel.layout.is_state(item.first_block));
+            let corrects = warp::any(p.corrects(segment));
+            let last = if is_m { within } else { chunks };
+            let corrected = if corrects && !is_m { within } else { 0 };
+            let end = if first < corrected {
+                corrected
+            } else if is_m && rows != u32::MAX {
+                last.min(first + RUN)
+            } else {
+                last
+            };
+            Span { number, first, end, last, corrected, is_m }
+        }
+    }
+}
 
 /// Persistent grid: blocks take items by ticket until there are no more. Blocks of `N + 1` warpgroups.
 #[inline(always)]
@@ -77,25 +151,12 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
             return;
         }
         let known = known(wg, p, &item, &segment);
-        let is_m = !p.channel.layout.is_state(item.first_block);
-        // From lane 0, so that the assembler knows them to be uniform.
-        // SAFETY: by all threads.
-        let (chunks, within, run) = unsafe {
-            let run = if is_m && known.is_asked() { RUN } else { segment.chunks };
-            let within = segment.chunks.min(known.rows);
-            (warp::shuffle_idx(segment.chunks, 0), warp::shuffle_idx(within, 0), warp::shuffle_idx(run, 0))
-        };
-        // M ends where it is known to be small; S goes on, but its outputs are complete from there on.
-        // SAFETY: as above.
-        let is_m = unsafe { warp::any(is_m) };
-        let (last, corrected) = if is_m { (within, 0) } else { (chunks, within) };
-        // SAFETY: as above.
-        let corrected = if unsafe { warp::any(p.corrects(&segment)) } { corrected } else { 0 };
-        let mut first = 0;
-        let mut cut = Cut::default();
-        loop {
-            let end = last.min(first + run);
-            let span = Span { number, first, end, corrected };
+        let kept = Kept { at: wg.base() + KEPT_AT };
+        // SAFETY: by one thread; the barrier follows.
+        unsafe { kept.begin(&known, thread_in_block == 0) };
+        let cut = loop {
+            wg.sync_block();
+            let span = kept.span(p, &item, &segment, number);
             // With two walking warpgroups a thread has 168 registers: these take some of the feeding one's for as long as they
             // walk. 256 x 224 + 128 x 56 = 384 x 168.
             // SAFETY: by whole warpgroups; the entry states threads and registers.
@@ -120,18 +181,11 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
                     ptx::fence_proxy_async_shared();
                     wg.sync_block();
                     let columns = Columns::of_block(p, item.first_block + wg.index() as u32);
-                    let middle = corrected.min(end);
-                    walk::<N, true>(wg, p, &pipeline, &item, &segment, columns, &mut s, Span { end: middle, ..span });
-                    walk::<N, false>(
-                        wg,
-                        p,
-                        &pipeline,
-                        &item,
-                        &segment,
-                        columns,
-                        &mut s,
-                        Span { first: first.max(middle), ..span },
-                    );
+                    if warp::all(span.first < span.corrected) {
+                        walk::<N, true>(wg, p, &pipeline, &item, &segment, columns, &mut s, span);
+                    } else {
+                        walk::<N, false>(wg, p, &pipeline, &item, &segment, columns, &mut s, span);
+                    }
                     wg.sync_block();
                     wg.store_fragment(state, &s);
                     if N > 1 {
@@ -139,33 +193,37 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
                     }
                 }
             }
-            first = end;
-            let mut done = first >= last;
-            if is_m && known.is_asked() {
-                let small = match columns {
-                    Some(columns) => {
-                        let squares = wg.sum_of_squares(state);
-                        let bound = cut::columns_bound(squares, p.channel.layout.m_blocks(), known.growth);
-                        let small = bound <= p.tolerance;
-                        cut = if small { columns.cut(chunks - first, bound) } else { Cut::default() };
-                        small
+            // What follows is read again: in registers it would be alive across the walk.
+            let (span, known) = (kept.span(p, &item, &segment, number), kept.known());
+            let (mut done, mut cut) = (span.end >= span.last, Cut::default());
+            if span.is_m && known.is_asked() {
+                let mut small = true;
+                if let Some(columns) = columns {
+                    let squares = wg.sum_of_squares(state);
+                    let bound = cut::columns_bound(squares, p.channel.layout.m_blocks(), known.growth);
+                    small = bound <= p.tolerance;
+                    if small {
+                        cut = columns.cut(segment.chunks - span.end, bound);
                     }
-                    None => true,
-                };
+                }
                 done |= wg.sync_and(small);
+            }
+            if let Some(columns) = columns
+                && known.rows <= segment.chunks
+                && (!span.is_m || span.end == known.rows)
+            {
+                cut = columns.cut(segment.chunks - known.rows, known.bound);
             }
             // SAFETY: as above.
             if unsafe { warp::all(done) } {
-                break;
+                number += span.end;
+                break cut;
             }
-        }
-        if let Some(columns) = columns
-            && known.rows == within
-            && (!is_m || first == within)
-        {
-            cut = columns.cut(chunks - within, known.bound);
-        }
-        number += first;
+            // All have read what is overwritten.
+            wg.sync_block();
+            // SAFETY: by one thread; the next barrier follows.
+            unsafe { kept.go_on(span.end, thread_in_block == 0) };
+        };
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::Scan, [start, end], [item.head, item.first_block], 0);
         if let Some(columns) = columns {

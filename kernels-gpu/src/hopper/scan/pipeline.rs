@@ -103,6 +103,10 @@ pub(super) struct Span {
     /// First chunk, counted from the segment's first, and the one behind the last.
     pub(super) first: u32,
     pub(super) end: u32,
+    /// The one behind the item's last.
+    pub(super) last: u32,
+    /// Whether the columns are of M.
+    pub(super) is_m: bool,
     /// Chunks of the segment whose outputs are corrected later and go to f32 scratch.
     pub(super) corrected: u32,
 }

@@ -16,7 +16,7 @@ impl Warpgroup<'_> {
         while r < rows {
             // SAFETY: inside the tiles; rows are uniform in a warp, so that all its lanes are here.
             unsafe {
-                let mut most = f32::load(column.at(r, 0));
+                let mut most = f32::NEG_INFINITY;
                 let mut c = lane;
                 while c < cols {
                     most = most.max(f32::load(tile.at(r, c)));
@@ -28,7 +28,7 @@ impl Warpgroup<'_> {
                     distance /= 2;
                 }
                 if lane == 0 {
-                    f32::store(column.at(r, 0), most);
+                    f32::store(column.at(r, 0), most.max(f32::load(column.at(r, 0))));
                 }
             }
             r += 4;
