@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import ops
 from .errors import InputError
-from .functional import _autocast, _offsets, _wants_gradient
+from .functional import _autocast, _offsets, _together, _wants_gradient
 from .parallel import ContextParallel
 
 
@@ -70,6 +70,9 @@ def short_convolutions(
             raise InputError(f"{len(xs)} tensors and {len(tensors)} {name}; pass one for each, in the same order")
     if not xs:
         raise InputError("no tensor to convolve; pass one to three")
+    for i, x in enumerate(xs):
+        others = {"weight": weights[i], "bias": biases and biases[i], "initial_state": initial_states and initial_states[i]}
+        _together(x=xs[0], **{f"x of convolution {i}": x}, **{f"{key} of convolution {i}": other for key, other in others.items()})
     xs = list(_autocast(*xs))
     if xs[0].dtype != weights[0].dtype and all(w.is_floating_point() for w in weights):
         # Weights of another type than x are read in float32.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .errors import InputError
+from .errors import DeviceError, InputError
 from .parallel import ContextParallel, _ints
 
 
@@ -23,6 +23,14 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if x.is_floating_point() else x for x in tensors)
+
+
+def _together(**tensors: Tensor | None) -> None:
+    """Refuses tensors on different devices. (PyTorch looks at some of them only.)"""
+    name, first = next(iter(tensors.items()))
+    for other, tensor in tensors.items():
+        if tensor is not None and tensor.device != first.device:
+            raise DeviceError(f"{other} is on {tensor.device}, {name} on {first.device}; move all tensors of a call to one device")
 
 
 def _offsets(cu_seqlens: Tensor | Sequence[int] | None, cp: ContextParallel | None) -> Tensor | None:
@@ -73,6 +81,7 @@ def _attention(
         bias = None if bias is None else bias.float()
     if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
         raise InputError("allow_neg_eigval doubles the sigmoid of beta; pass use_beta_sigmoid_in_kernel=True as well, or double beta")
+    _together(q=q, k=k, v=v, g=g, beta=beta, A_log=a_log, dt_bias=bias, initial_state=initial_state)
     factor = (2.0 if allow_neg_eigval else 1.0) if use_beta_sigmoid_in_kernel else 0.0
     q, k, v = _autocast(q, k, v)
     o, final_state, _ = ops.attention(
