@@ -42,7 +42,7 @@ impl Input {
             let found = device_name(device);
             return Err(Failure::Device { name: name.into(), found, want: "the CPU" });
         }
-        if !descriptor.is_compact().map_err(unreadable)? {
+        if !is_row_major(descriptor.shape(), &descriptor.strides_or_compact().map_err(unreadable)?) {
             return Err(Failure::Strides { name: name.into(), shape: descriptor.shape().to_vec() });
         }
         let found = descriptor.dtype();
@@ -78,10 +78,27 @@ impl Input {
         let unreadable =
             |error: dlpark::tensor::Error| Failure::Descriptor { name: self.name.into(), reason: error.to_string() };
         let descriptor = self.tensor.validate().map_err(unreadable)?;
-        // SAFETY: the producer's descriptor holds the memory while `self` lives and describes it; torch initialises or maps all of
-        // a tensor's memory. That nobody writes a tensor while an operation reads it is the caller's duty, as in torch.
-        unsafe { descriptor.cpu_slice::<T>() }.map_err(unreadable)
+        let len = descriptor.num_elements();
+        if len == 0 {
+            return Ok(&[]);
+        }
+        // SAFETY: the producer's descriptor holds the memory while `self` lives and describes it.
+        let start = unsafe { descriptor.offset_data_ptr::<T>() }.map_err(unreadable)?;
+        // SAFETY: `inspect` saw that `len` elements follow each other from there, in this machine's memory; torch maps all of a
+        // tensor's memory. That nobody writes a tensor while an operation reads it is the caller's duty, as in torch.
+        Ok(unsafe { std::slice::from_raw_parts(start, len) })
     }
+}
+
+/// Whether the elements follow each other. Strides of dimensions of one element say nothing, and none do where there are no elements.
+fn is_row_major(shape: &[i64], strides: &[i64]) -> bool {
+    let mut want = 1;
+    shape.contains(&0)
+        || shape.iter().zip(strides).rev().all(|(&n, &stride)| {
+            let fits = n == 1 || stride == want;
+            want *= n;
+            fits
+        })
 }
 
 fn device_name(device: DLDevice) -> String {
