@@ -1,6 +1,6 @@
 //! Errors of the library: each says what was asked, what was found and what to do.
 
-use crate::tensor::Dtype;
+use crate::tensor::{Dtype, Location};
 
 /// The caller's tensors do not describe a computation.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -42,6 +42,19 @@ pub enum InputError {
     Tokens { b: usize, t: usize, want_b: usize, want_t: usize },
     #[error("chunk is {found}; it must be 16, 32 or 64")]
     Chunk { found: usize },
+    #[error("no tensor lies at address {address:#x} on {location}; it must be a multiple of {align} and not 0")]
+    Address { address: u64, location: Location, align: u64 },
+    #[error("{name} begins at address {address:#x}, which is no multiple of {align}; give it memory that is aligned")]
+    Alignment { name: &'static str, address: u64, align: u64 },
+    #[error("{name} lies on {found}, {why}; copy it to {want} first")]
+    Location { name: &'static str, found: Location, want: Location, why: &'static str },
+    #[error(
+        "{result}, which is written, shares memory with {other} on {location}; give every result memory of its own, \
+         apart from all other tensors of the call"
+    )]
+    Overlap { result: &'static str, other: &'static str, location: Location },
+    #[error("memory for {name} was {}given; {why}", if *given { "" } else { "not " })]
+    Result { name: &'static str, given: bool, why: &'static str },
 }
 
 /// For conversions that cannot fail.

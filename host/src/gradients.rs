@@ -2,7 +2,7 @@
 
 use crate::error::InputError;
 use crate::inputs::{Beta, Dims, Gate, Inputs, StateLayout, first, unravel};
-use crate::tensor::{Buffer, Dtype, Tensor, TensorView};
+use crate::tensor::{Buffer, Dtype, Tensor, TensorView, TensorViewMut};
 
 /// Upstream gradients: of a scalar loss L with respect to the results of the forward pass. Of the whole batch, or of what
 /// one PE holds of it.
@@ -171,6 +171,20 @@ impl Gradients {
             dk: Tensor::zeros(inputs.k.dtype(), &shapes.dk),
             dv: Tensor::zeros(inputs.v.dtype(), &shapes.dv),
             ..shapes.map(f32_zeros)
+        }
+    }
+
+    /// The same gradients, as memory for a backward call.
+    pub fn views_mut(&mut self) -> Gradients<TensorViewMut<'_>> {
+        Gradients {
+            dq: self.dq.view_mut(),
+            dk: self.dk.view_mut(),
+            dv: self.dv.view_mut(),
+            dg: self.dg.view_mut(),
+            dbeta: self.dbeta.view_mut(),
+            da_log: self.da_log.as_mut().map(Tensor::view_mut),
+            ddt_bias: self.ddt_bias.as_mut().map(Tensor::view_mut),
+            d_initial_state: self.d_initial_state.as_mut().map(Tensor::view_mut),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What the operation is asked to compute: tensors, gate, step size, states.
 
 use crate::error::InputError;
-use crate::tensor::{Data, Dtype, TensorView};
+use crate::tensor::{Data, Dtype, Location, TensorView};
 
 /// Which delta rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -251,34 +251,44 @@ impl Inputs<'_> {
         Ok(dims)
     }
 
-    /// Checks values: no NaN or infinity anywhere, and no positive `g`.
+    /// Every tensor under its name in errors and files.
+    pub fn tensors(&self) -> Vec<(&'static str, &TensorView<'_>)> {
+        let (g, a_log, dt_bias) = match &self.gate {
+            Gate::Given(g) => (("g", g), None, None),
+            Gate::Softplus { raw, a_log, dt_bias } => (("g_raw", raw), Some(a_log), dt_bias.as_ref()),
+            Gate::LowerBound { raw, a_log, dt_bias, .. } => (("g_raw", raw), a_log.as_ref(), dt_bias.as_ref()),
+        };
+        let (Beta::Given(beta) | Beta::Logits { logits: beta, .. }) = &self.beta;
+        let optional = [("A_log", a_log), ("dt_bias", dt_bias), ("h0", self.initial_state.as_ref())];
+        let present = optional.into_iter().filter_map(|(name, x)| Some((name, x?)));
+        [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", beta), g].into_iter().chain(present).collect()
+    }
+
+    /// Checks that all tensors lie in memory of the host, for what reads them there.
+    ///
+    /// # Errors
+    /// [`InputError::Location`] with the first one that does not.
+    pub fn check_on_host(&self) -> Result<(), InputError> {
+        let elsewhere = self.tensors().into_iter().find(|(_, x)| x.location() != Location::Host);
+        match elsewhere {
+            Some((name, x)) => Err(InputError::Location {
+                name,
+                found: x.location(),
+                want: Location::Host,
+                why: "and is read on the host here",
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks values: no NaN or infinity anywhere, and no positive `g`. Tensors on GPUs are not looked at: reading them takes
+    /// as long as computing with them.
     ///
     /// # Errors
     /// [`InputError::NonFinite`] or [`InputError::PositiveGate`] with the place of the first one.
     pub fn check_values(&self, allow_nonfinite: bool) -> Result<(), InputError> {
-        let gate: Vec<(&'static str, &TensorView<'_>)> = match &self.gate {
-            Gate::Given(g) => vec![("g", g)],
-            Gate::Softplus { raw, a_log, dt_bias } => {
-                [Some(("g_raw", raw)), Some(("A_log", a_log)), dt_bias.as_ref().map(|b| ("dt_bias", b))]
-                    .into_iter()
-                    .flatten()
-                    .collect()
-            }
-            Gate::LowerBound { raw, a_log, dt_bias, .. } => {
-                [Some(("g_raw", raw)), a_log.as_ref().map(|a| ("A_log", a)), dt_bias.as_ref().map(|b| ("dt_bias", b))]
-                    .into_iter()
-                    .flatten()
-                    .collect()
-            }
-        };
-        let beta = match &self.beta {
-            Beta::Given(x) | Beta::Logits { logits: x, .. } => x,
-        };
         if !allow_nonfinite {
-            let h0 = self.initial_state.as_ref().map(|h| ("h0", h));
-            for (name, x) in
-                [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", beta)].into_iter().chain(gate).chain(h0)
-            {
+            for (name, x) in self.tensors() {
                 if let Some(at) = first(x, |y| !y.is_finite()) {
                     return Err(InputError::NonFinite { name, index: unravel(at, x.shape()), value: x.get(at) });
                 }
@@ -321,7 +331,7 @@ fn expect_f32(name: &'static str, x: &TensorView<'_>, want: &[usize]) -> Result<
     Ok(())
 }
 
-/// The first element, in row-major order, for which `bad` holds.
+/// The first element, in row-major order, for which `bad` holds; none is looked for on GPUs.
 pub(crate) fn first(x: &TensorView<'_>, bad: impl Fn(f64) -> bool) -> Option<usize> {
     fn find<T: Copy>(x: &[T], bad: impl Fn(T) -> bool) -> Option<usize> {
         // A piece is tested without an early end, so that the test vectorises: inputs are large, and good.
@@ -330,7 +340,7 @@ pub(crate) fn first(x: &TensorView<'_>, bad: impl Fn(f64) -> bool) -> Option<usi
         let start = PIECE * x.chunks(PIECE).position(holds_bad)?;
         x[start..].iter().position(|&y| bad(y)).map(|offset| start + offset)
     }
-    match x.data() {
+    match x.host()? {
         Data::F32(x) => find(x, |y| bad(f64::from(y))),
         Data::Bf16(x) => find(x, |y| bad(f64::from(f32::from_bits(u32::from(y.to_bits()) << 16)))),
         Data::F16(x) => find(x, |y| bad(y.to_f64())),

@@ -1,7 +1,11 @@
-//! Borrowed, contiguous, row-major tensors: what a caller hands to the operation.
+//! Borrowed, contiguous, row-major tensors: what a caller hands to the operation, in memory of the host or of a GPU.
+
+mod place;
 
 use half::{bf16, f16};
 use ndarray::{Array, ArrayView, Dimension};
+
+pub use place::{GPU_ALIGN, Location, TensorViewMut};
 
 use crate::error::InputError;
 
@@ -89,11 +93,19 @@ impl<'a> From<&'a [f16]> for Data<'a> {
     }
 }
 
-/// A borrowed row-major tensor of any supported element type.
+/// A borrowed row-major tensor of any supported element type, in memory of the host or of a GPU.
 #[derive(Clone, Debug)]
 pub struct TensorView<'a> {
     shape: Vec<usize>,
-    data: Data<'a>,
+    elements: Elements<'a>,
+}
+
+/// Where a view's elements are found.
+#[derive(Clone, Copy, Debug)]
+enum Elements<'a> {
+    Host(Data<'a>),
+    /// Address, element type, the GPU's ordinal.
+    Gpu(u64, Dtype, usize),
 }
 
 impl<'a> TensorView<'a> {
@@ -107,7 +119,37 @@ impl<'a> TensorView<'a> {
         if data.len() != want {
             return Err(InputError::Length { shape: shape.to_vec(), found: data.len() });
         }
-        Ok(Self { shape: shape.to_vec(), data })
+        Ok(Self { shape: shape.to_vec(), elements: Elements::Host(data) })
+    }
+
+    /// The tensor of `shape` whose elements lie at `address`.
+    ///
+    /// # Errors
+    /// [`InputError::Address`] if it is null or not aligned: to the element on the host, to [`GPU_ALIGN`] on a GPU.
+    ///
+    /// # Safety
+    /// The product of `shape` elements of `dtype` at `address` are memory of `location`. As long as `'a` lasts, and until work
+    /// that was enqueued with it has ended, it stays allocated and nobody writes it; on the host it is initialised.
+    pub unsafe fn from_raw(
+        address: u64,
+        shape: &[usize],
+        dtype: Dtype,
+        location: Location,
+    ) -> Result<Self, InputError> {
+        let len = shape.iter().product();
+        location.check(address, len, dtype)?;
+        let elements = match location {
+            Location::Gpu(ordinal) => Elements::Gpu(address, dtype, ordinal),
+            // SAFETY: by the caller's promise; the address is aligned, and not null unless there is no element.
+            Location::Host => Elements::Host(unsafe {
+                match dtype {
+                    Dtype::F32 => Data::F32(elements_at(address, len)),
+                    Dtype::Bf16 => Data::Bf16(elements_at(address, len)),
+                    Dtype::F16 => Data::F16(elements_at(address, len)),
+                }
+            }),
+        };
+        Ok(Self { shape: shape.to_vec(), elements })
     }
 
     /// Shape, outermost dimension first.
@@ -117,17 +159,62 @@ impl<'a> TensorView<'a> {
 
     /// Element type.
     pub fn dtype(&self) -> Dtype {
-        self.data.dtype()
+        match self.elements {
+            Elements::Host(data) => data.dtype(),
+            Elements::Gpu(_, dtype, _) => dtype,
+        }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where it lies.
+    pub fn location(&self) -> Location {
+        match self.elements {
+            Elements::Host(_) => Location::Host,
+            Elements::Gpu(_, _, ordinal) => Location::Gpu(ordinal),
+        }
+    }
+
+    /// Address of the first element, in the memory of its location.
+    pub fn address(&self) -> u64 {
+        match self.elements {
+            Elements::Host(Data::F32(x)) => x.as_ptr() as u64,
+            Elements::Host(Data::Bf16(x)) => x.as_ptr() as u64,
+            Elements::Host(Data::F16(x)) => x.as_ptr() as u64,
+            Elements::Gpu(address, ..) => address,
+        }
+    }
+
+    /// The elements, if they lie on the host.
+    pub fn host(&self) -> Option<Data<'a>> {
+        match self.elements {
+            Elements::Host(data) => Some(data),
+            Elements::Gpu(..) => None,
+        }
     }
 
     /// The elements.
+    ///
+    /// # Panics
+    /// If they lie on a GPU; [`host`](Self::host) asks.
     pub fn data(&self) -> Data<'a> {
-        self.data
+        self.host().expect("a tensor on the host")
     }
 
     /// Element `i` in row-major order, widened to f64.
+    ///
+    /// # Panics
+    /// If there is none, or the tensor lies on a GPU.
     pub fn get(&self, i: usize) -> f64 {
-        match self.data {
+        match self.data() {
             Data::F32(x) => f64::from(x[i]),
             Data::Bf16(x) => x[i].to_f64(),
             Data::F16(x) => x[i].to_f64(),
@@ -135,8 +222,11 @@ impl<'a> TensorView<'a> {
     }
 
     /// All elements widened to f64.
+    ///
+    /// # Panics
+    /// If the tensor lies on a GPU.
     pub fn to_f64(&self) -> Vec<f64> {
-        (0..self.data.len()).map(|i| self.get(i)).collect()
+        (0..self.len()).map(|i| self.get(i)).collect()
     }
 
     /// Rows `start..end` of the outermost dimension.
@@ -148,12 +238,20 @@ impl<'a> TensorView<'a> {
         let range = start * row..end * row;
         let mut shape = self.shape.clone();
         shape[0] = end - start;
-        let data = match self.data {
-            Data::F32(x) => Data::F32(&x[range]),
-            Data::Bf16(x) => Data::Bf16(&x[range]),
-            Data::F16(x) => Data::F16(&x[range]),
+        let elements = match self.elements {
+            Elements::Host(Data::F32(x)) => Elements::Host(Data::F32(&x[range])),
+            Elements::Host(Data::Bf16(x)) => Elements::Host(Data::Bf16(&x[range])),
+            Elements::Host(Data::F16(x)) => Elements::Host(Data::F16(&x[range])),
+            Elements::Gpu(address, dtype, ordinal) => {
+                assert!(
+                    range.start <= range.end && range.end <= self.len(),
+                    "rows {start}..{end} of {}",
+                    self.shape[0]
+                );
+                Elements::Gpu(address + (range.start * dtype.size()) as u64, dtype, ordinal)
+            }
         };
-        TensorView { shape, data }
+        TensorView { shape, elements }
     }
 
     /// The same elements under another shape.
@@ -161,8 +259,23 @@ impl<'a> TensorView<'a> {
     /// # Errors
     /// [`InputError::Length`] if the number of elements differs.
     pub fn reshape(&self, shape: &[usize]) -> Result<TensorView<'a>, InputError> {
-        TensorView::new(shape, self.data)
+        if shape.iter().product::<usize>() != self.len() {
+            return Err(InputError::Length { shape: shape.to_vec(), found: self.len() });
+        }
+        Ok(TensorView { shape: shape.to_vec(), elements: self.elements })
     }
+}
+
+/// The `len` elements at `address`.
+///
+/// # Safety
+/// As of [`TensorView::from_raw`] on the host.
+unsafe fn elements_at<'a, T>(address: u64, len: usize) -> &'a [T] {
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: by contract.
+    unsafe { std::slice::from_raw_parts(address as *const T, len) }
 }
 
 /// A view of any dimension of f32, bf16 or f16 in row-major order.
@@ -279,7 +392,7 @@ impl Tensor {
 
     /// Borrow as a view.
     pub fn view(&self) -> TensorView<'_> {
-        TensorView { shape: self.shape.clone(), data: self.data.data() }
+        TensorView { shape: self.shape.clone(), elements: Elements::Host(self.data.data()) }
     }
 
     /// The same values in another element type (nearest, ties to even).

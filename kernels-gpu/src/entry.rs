@@ -54,6 +54,7 @@ mod local {
     use half::{bf16, f16};
 
     use crate::backward::{grad::grad, reduce::reduce, states::scan_states};
+    use crate::begin::{BeginParams, begin as first};
     use crate::conformance::TileCase;
     use crate::conformance::acc::acc_ops;
     use crate::conformance::block::block_ops;
@@ -66,6 +67,7 @@ mod local {
     use crate::tile::Warpgroup;
 
     entries! {
+        begin = first, BeginParams;
         prep_kda_f32 = prep::<Kda, f32>, PrepParams;
         prep_kda_bf16 = prep::<Kda, bf16>, PrepParams;
         prep_kda_f16 = prep::<Kda, f16>, PrepParams;

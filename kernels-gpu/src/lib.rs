@@ -5,7 +5,7 @@
 //! `nvptx64` an operation is each thread's share of it; on the CPU ([`tile::host`]) a warpgroup is a
 //! coroutine that performs the whole operation, and a barrier is a barrier.
 //!
-//! Kernels, in the order of a forward step: [`prep`], [`scan`], [`fixup`]; those of a backward step are in
+//! Kernels, in the order of a forward step: [`begin`], [`prep`], [`scan`], [`fixup`]; those of a backward step are in
 //! [`backward`]; [`convolution`] is what a layer does to q, k and v before. What differs between KDA and GDN is the type
 //! parameter [`gate::Gate`]. How summaries travel between
 //! PEs is [`protocol`] (rules) and [`comm`] (the rules applied inside a kernel); [`comm_bench`] measures it. [`conformance`]
@@ -13,6 +13,7 @@
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, asm_experimental_arch))]
 
 pub mod backward;
+pub mod begin;
 pub mod comm;
 pub mod comm_bench;
 pub mod conformance;

@@ -19,7 +19,7 @@ use super::{Exit, Invocation, World};
 use crate::file::{Entry, FileError, check_writable, save};
 use crate::inputs::{Op, StateLayout};
 use crate::op::whole::{Whole, WholeBackward};
-use crate::op::{Config, Device, MWire, Mode, Recompute, Transport};
+use crate::op::{Config, Device, MWire, Mode, Recompute, Transport, Values};
 use crate::tensor::Dtype;
 use crate::trace::Trace;
 use crate::world::{Pe, WorldOptions};
@@ -180,6 +180,7 @@ impl Args {
             recompute: self.recompute,
             checked: self.checked,
             allow_nonfinite: self.allow_nonfinite,
+            values: Values::Check,
             workers: None,
             trace: self.trace.is_some(),
         }

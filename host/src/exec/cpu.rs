@@ -1,11 +1,11 @@
 //! The CPU back end: blocks over a pool of threads.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use bytemuck::Zeroable;
+use kernels_gpu::begin::{self, BeginParams};
 use kernels_gpu::element::DtypeCode;
 use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::{TrapRecord, Watch};
@@ -14,7 +14,8 @@ use kernels_gpu::tile::host::{BlockRunner, Fault, LaunchContext};
 use super::{
     Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits,
 };
-use crate::tensor::{Data, Dtype, Tensor, TensorView};
+use crate::inputs::Op;
+use crate::tensor::{Dtype, Location, TensorView, TensorViewMut};
 use crate::world::Pe;
 
 /// One PE's executor.
@@ -24,23 +25,55 @@ pub struct Cpu {
     origin: Instant,
     scratch: HashMap<Scratch, Vec<u64>>,
     spare: Vec<CpuMemory>,
+    given: Arc<Given>,
     image: Vec<u64>,
-    watch: Box<Watch>,
-    /// Begin and end of each launch since times were last taken.
+    /// A [`Watch`], used by address only.
+    _watch: CpuMemory,
+    watch_at: u64,
+    /// When the step since times were last taken began.
+    begun: Option<Instant>,
+    /// Begin and end of each launch since then.
     timed: Vec<(Instant, Instant)>,
+    timing: bool,
 }
 
-/// Memory of the host that outlives a step.
+/// Bytes of [`CpuMemory`] that an executor has given, and the most there were at once.
+#[derive(Debug, Default)]
+struct Given {
+    now: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+/// Memory of the host that outlives a step, counted while it lives.
 #[derive(Debug)]
-pub struct CpuMemory(Vec<u64>);
+pub struct CpuMemory {
+    words: Vec<u64>,
+    given: Arc<Given>,
+}
+
+impl CpuMemory {
+    fn new(bytes: usize, given: &Arc<Given>) -> Self {
+        let memory = Self { words: vec![0; bytes.div_ceil(8)], given: Arc::clone(given) };
+        // Relaxed throughout: the numbers order nothing.
+        let now = given.now.fetch_add(memory.bytes(), Ordering::Relaxed) + memory.bytes();
+        given.peak.fetch_max(now, Ordering::Relaxed);
+        memory
+    }
+}
+
+impl Drop for CpuMemory {
+    fn drop(&mut self) {
+        self.given.now.fetch_sub(self.bytes(), Ordering::Relaxed);
+    }
+}
 
 impl KeptMemory for CpuMemory {
     fn address(&mut self) -> u64 {
-        if self.0.is_empty() { 0 } else { self.0.as_mut_ptr() as u64 }
+        if self.words.is_empty() { 0 } else { self.words.as_mut_ptr() as u64 }
     }
 
     fn bytes(&self) -> usize {
-        8 * self.0.len()
+        8 * self.words.len()
     }
 }
 
@@ -73,8 +106,23 @@ impl Cpu {
         };
         let runners = (0..workers).map(|_| Mutex::new(BlockRunner::new())).collect();
         let (scratch, spare, image, timed) = (HashMap::new(), Vec::new(), Vec::new(), Vec::new());
-        let watch = Box::new(Watch::zeroed());
-        Ok(Self { pool, runners, origin: Instant::now(), scratch, spare, image, watch, timed })
+        let given = Arc::default();
+        let mut watch = CpuMemory::new(size_of::<Watch>(), &given);
+        let (watch_at, origin) = (watch.address(), Instant::now());
+        Ok(Self {
+            pool,
+            runners,
+            origin,
+            scratch,
+            spare,
+            given,
+            image,
+            _watch: watch,
+            watch_at,
+            begun: None,
+            timed,
+            timing: true,
+        })
     }
 
     /// Blocks that run at the same time.
@@ -134,6 +182,12 @@ fn param(addr: u64, len: usize, dtype: Dtype) -> Param {
     if len == 0 { Param::absent() } else { Param::new(addr, len, code(dtype)) }
 }
 
+/// Refuses tensors of GPUs.
+fn here(found: Location) -> Result<(), ExecError> {
+    let want = Location::Host;
+    if found == want { Ok(()) } else { Err(ExecError::Elsewhere { found, want }) }
+}
+
 impl Executor for Cpu {
     type Memory = CpuMemory;
 
@@ -144,7 +198,7 @@ impl Executor for Cpu {
             None => {
                 // One comes, one goes: sizes that are not asked for any more do not pile up.
                 self.spare.drain(..self.spare.len().min(1));
-                Ok(CpuMemory(vec![0; bytes.div_ceil(8)]))
+                Ok(CpuMemory::new(bytes, &self.given))
             }
         }
     }
@@ -153,21 +207,37 @@ impl Executor for Cpu {
         self.spare.push(memory);
     }
 
+    fn write(&mut self, memory: &mut CpuMemory, at: usize, bytes: &[u8]) -> Result<(), ExecError> {
+        assert!(at + bytes.len() <= memory.bytes(), "bytes {at} and {} more of {}", bytes.len(), memory.bytes());
+        // SAFETY: inside the memory, and no launch runs. By address, as kernels write it: see `read`.
+        unsafe { (memory.address() as *mut u8).add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn read(&mut self, memory: &mut CpuMemory, at: usize, bytes: &mut [u8]) -> Result<(), ExecError> {
+        assert!(at + bytes.len() <= memory.bytes(), "bytes {at} and {} more of {}", bytes.len(), memory.bytes());
+        let from = std::hint::black_box(memory.address()) as *const u8;
+        // SAFETY: inside the memory, and no launch runs. Kernels wrote through the address, so the compiler must not assume
+        // that the vector still holds what it was made of.
+        unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(from.add(at), bytes.len()) };
+        Ok(())
+    }
+
+    fn location(&self) -> Location {
+        Location::Host
+    }
+
     fn input(&mut self, _: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError> {
-        let addr = match tensor.data() {
-            Data::F32(x) => x.as_ptr() as u64,
-            Data::Bf16(x) => x.as_ptr() as u64,
-            Data::F16(x) => x.as_ptr() as u64,
-        };
-        Ok(param(addr, tensor.data().len(), tensor.dtype()))
+        here(tensor.location())?;
+        Ok(param(tensor.address(), tensor.len(), tensor.dtype()))
     }
 
-    fn output(&mut self, _: Slot, tensor: &mut Tensor) -> Result<Param, ExecError> {
-        let (dtype, len) = (tensor.data.dtype(), tensor.data.data().len());
-        Ok(param(tensor.data.bytes_mut().as_mut_ptr() as u64, len, dtype))
+    fn output(&mut self, _: Slot, tensor: &mut TensorViewMut<'_>) -> Result<Param, ExecError> {
+        here(tensor.location())?;
+        Ok(param(tensor.address(), tensor.len(), tensor.dtype()))
     }
 
-    fn fetch(&mut self, _: Slot, _: &mut Tensor) -> Result<(), ExecError> {
+    fn fetch(&mut self, _: Slot, _: &mut TensorViewMut<'_>) -> Result<(), ExecError> {
         Ok(())
     }
 
@@ -190,6 +260,10 @@ impl Executor for Cpu {
         Ok(self.image.as_mut_ptr() as u64)
     }
 
+    fn wait(&mut self, _: &dyn Fn() -> bool) -> Result<(), ExecError> {
+        Ok(())
+    }
+
     fn get_image(&mut self, image: &mut Image, _: &dyn Fn() -> bool) -> Result<(), ExecError> {
         // SAFETY: the vector lives and no launch runs; kernels wrote through the address that `put_image` gave, so the
         // compiler must not assume that the vector still holds what it was made of.
@@ -198,27 +272,66 @@ impl Executor for Cpu {
         Ok(())
     }
 
-    fn watch(&mut self) -> Result<u64, ExecError> {
-        *self.watch = Watch::zeroed();
-        Ok((&raw mut *self.watch) as u64)
+    fn watch(&self) -> u64 {
+        self.watch_at
     }
 
     fn trap(&self) -> TrapRecord {
-        // SAFETY: as in `get_image`.
-        unsafe { std::hint::black_box(&raw const self.watch.trap).read_volatile() }
+        let at = std::hint::black_box(self.watch_at) as usize + std::mem::offset_of!(Watch, trap);
+        // SAFETY: inside `_watch`, which is as large as a `Watch` and whose bytes are one, and no launch runs; by address, as
+        // kernels write it.
+        unsafe { (at as *const TrapRecord).read_volatile() }
+    }
+
+    fn prepare(&mut self, timed: bool) -> Result<(), ExecError> {
+        (self.timing, self.begun) = (timed, None);
+        self.timed.clear();
+        Ok(())
+    }
+
+    fn captures(&self) -> bool {
+        false
+    }
+
+    fn begin(&mut self, params: &BeginParams) -> Result<(), ExecError> {
+        self.begun = Some(Instant::now());
+        let blocks = (Grid::Blocks(begin::BLOCKS), begin::WARPGROUPS, begin::shared_bytes()).into();
+        // It is the same for all operations and element types, and waits for nobody.
+        let launch = Launch { op: Op::Kda, dtype: Dtype::F32, blocks, checker: None, peer_failed: &|| false };
+        Ok(self.run(&launch, params)?)
     }
 
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {
         let start = Instant::now();
         self.run(launch, params)?;
-        self.timed.push((start, Instant::now()));
+        if self.timing {
+            self.timed.push((start, Instant::now()));
+        }
         Ok(())
+    }
+
+    type Mark = Instant;
+
+    fn mark(&mut self) -> Result<Instant, ExecError> {
+        Ok(Instant::now())
+    }
+
+    fn reached(&mut self, _: &Instant) -> Result<bool, ExecError> {
+        Ok(true)
+    }
+
+    fn between(&self, from: &Instant, to: &Instant) -> Result<Duration, ExecError> {
+        Ok(to.saturating_duration_since(*from))
+    }
+
+    fn give_up(&mut self) {
+        // Kernels have ended when a launch returns.
     }
 
     fn take_times(&mut self) -> Result<Times, ExecError> {
         let timed = std::mem::take(&mut self.timed);
-        let span = match (timed.first(), timed.last()) {
-            (Some((begin, _)), Some((_, end))) => *end - *begin,
+        let span = match (self.begun.take().or(timed.first().map(|&(begin, _)| begin)), timed.last()) {
+            (Some(begin), Some((_, end))) => *end - begin,
             _ => Duration::ZERO,
         };
         Ok(Times { launches: timed.into_iter().map(|(begin, end)| end - begin).collect(), span })
@@ -257,8 +370,9 @@ impl Executor for Cpu {
     }
 
     fn peak_device_bytes(&self, pe: &Pe) -> usize {
-        // Scratch only grows.
-        self.scratch_bytes() + pe.heap().stats().peak
+        // Scratch only grows; spare memory is among what was given.
+        let scratch = self.scratch.values().map(Vec::len).sum::<usize>() + self.image.len();
+        8 * scratch + self.given.peak.load(Ordering::Relaxed) + pe.heap().stats().peak
     }
 
     fn set_clock_origin(&mut self, origin: Instant) {

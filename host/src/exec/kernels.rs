@@ -1,6 +1,7 @@
 //! The kernels by name: parameters, host function, entry of a device module.
 
 use kernels_gpu::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
+use kernels_gpu::begin::{BeginParams, begin};
 use kernels_gpu::comm_bench::{CommBenchParams, comm_bench};
 use kernels_gpu::fixup::fix_out;
 use kernels_gpu::gate::{Gdn, Kda};
@@ -55,6 +56,16 @@ macro_rules! by_gate_and_dtype {
             Op::Gdn => by_dtype!($dtype, E => $kernel::<Gdn, E>),
         }
     };
+}
+
+impl Kernel for BeginParams {
+    const NAME: &'static str = "begin";
+    fn host_entry(_: Op, _: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
+        begin
+    }
+    fn device_entry(_: Op, _: Dtype) -> String {
+        Self::NAME.to_owned()
+    }
 }
 
 impl Kernel for PrepParams {
@@ -166,7 +177,8 @@ pub(super) fn sending_entries() -> Vec<String> {
 /// Names of the others that there are for every device.
 #[cfg(feature = "cuda")]
 pub(super) fn local_entries() -> Vec<String> {
-    let mut names = vec![ReduceParams::device_entry(Op::Kda, Dtype::F32)];
+    let mut names =
+        [ReduceParams::device_entry, BeginParams::device_entry].map(|name| name(Op::Kda, Dtype::F32)).to_vec();
     names.extend(super::convolution::local_entries());
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         for op in [Op::Kda, Op::Gdn] {

@@ -8,67 +8,28 @@ mod convolution;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod error;
 mod image;
 mod kernels;
 
 use std::any::Any;
 use std::time::{Duration, Instant};
 
+use kernels_gpu::begin::BeginParams;
 use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::TrapRecord;
-use kernels_gpu::tile::host::{Checker, Fault};
+use kernels_gpu::tile::host::Checker;
 
 pub use convolution::ConvolutionSlot;
+pub use error::ExecError;
 pub use image::{Image, Part};
 pub use kernels::Kernel;
 #[cfg(feature = "cuda")]
 use kernels::{hopper_entries, local_entries, sending_entries};
 
-use crate::heap::HeapError;
 use crate::inputs::Op;
-use crate::tensor::{Dtype, Tensor, TensorView};
-use crate::world::{Pe, WorldError};
-
-/// A kernel could not be run, or broke a rule.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum ExecError {
-    /// The CPU back end's threads.
-    #[error(transparent)]
-    Pool(#[from] cpu::PoolError),
-    /// The symmetric heap.
-    #[error(transparent)]
-    Heap(#[from] HeapError),
-    /// Another PE.
-    #[error(transparent)]
-    World(#[from] WorldError),
-    /// A GPU.
-    #[cfg(feature = "cuda")]
-    #[error(transparent)]
-    Cuda(#[from] cuda::CudaError),
-    /// NVSHMEM.
-    #[cfg(feature = "cuda")]
-    #[error(transparent)]
-    Nvshmem(#[from] crate::world::nvshmem::NvshmemError),
-    /// A PE whose memory this PE cannot reach, in bulk mode.
-    #[error(
-        "PE {rank}'s memory cannot be copied from, which bulk mode does; use mode overlap or exact, which send, or put the \
-         PEs on GPUs of one NVLink domain"
-    )]
-    NotReached {
-        /// The PE.
-        rank: usize,
-    },
-    /// Puts that no library is there for.
-    #[cfg(feature = "cuda")]
-    #[error(
-        "transport put was asked for, which is NVSHMEM's, and PEs that are threads have no NVSHMEM; make them processes \
-         (--world processes, or a launcher), or use transport auto"
-    )]
-    PutsOfThreads,
-    /// A kernel broke a rule that the CPU back end checks.
-    #[error("{0}; this is a bug of deltalink, not of the input: please report it with the command that showed it")]
-    Fault(Fault),
-}
+use crate::tensor::{Dtype, Location, TensorView, TensorViewMut};
+use crate::world::Pe;
 
 /// Where a step waits for other PEs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -88,12 +49,6 @@ pub struct SymmetricBytes {
     pub addresses: Vec<Option<u64>>,
     /// Keeps the memory; dropping it gives it back.
     pub owner: Box<dyn Any>,
-}
-
-impl From<Fault> for ExecError {
-    fn from(fault: Fault) -> Self {
-        ExecError::Fault(fault)
-    }
 }
 
 /// The tensors of a step that belong to the caller.
@@ -231,7 +186,7 @@ pub struct Launch<'a> {
 pub struct Times {
     /// Each launch, in order.
     pub launches: Vec<Duration>,
-    /// From the begin of the first to the end of the last, with whatever was between them.
+    /// From the begin of the first to the end of the last, with whatever was between them; [`Executor::begin`] is the first.
     pub span: Duration,
 }
 
@@ -249,23 +204,45 @@ pub trait Executor {
     /// Takes memory that is no longer needed, for the next [`Executor::keep`]. (It may as well be dropped.)
     fn reuse(&mut self, memory: Self::Memory);
 
-    /// Where kernels reach a tensor of the caller; absent if it has no elements.
+    /// Sets bytes of kept memory from byte `at` on, in the order of launches; complete when it returns.
+    ///
+    /// # Errors
+    /// [`ExecError`] if they cannot be brought there.
+    ///
+    /// # Panics
+    /// If they do not lie inside.
+    fn write(&mut self, memory: &mut Self::Memory, at: usize, bytes: &[u8]) -> Result<(), ExecError>;
+
+    /// Reads bytes of kept memory from byte `at` on, after all launches so far.
+    ///
+    /// # Errors
+    /// [`ExecError`] if a launch failed.
+    ///
+    /// # Panics
+    /// If they do not lie inside.
+    fn read(&mut self, memory: &mut Self::Memory, at: usize, bytes: &mut [u8]) -> Result<(), ExecError>;
+
+    /// Where kernels find tensors without a copy.
+    fn location(&self) -> Location;
+
+    /// Where kernels reach a tensor of the caller, in place if it lies at [`Executor::location`]; absent if it has no elements.
     ///
     /// # Errors
     /// [`ExecError`] if there is no memory for it, or it cannot be brought there.
     fn input(&mut self, slot: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError>;
 
-    /// Where kernels write a result, whose memory is `tensor` or becomes it with [`Executor::fetch`].
+    /// Where kernels write a result: `tensor` itself if it lies at [`Executor::location`], otherwise memory that becomes it
+    /// with [`Executor::fetch`].
     ///
     /// # Errors
     /// [`ExecError`] if there is no memory for it.
-    fn output(&mut self, slot: Slot, tensor: &mut Tensor) -> Result<Param, ExecError>;
+    fn output(&mut self, slot: Slot, tensor: &mut TensorViewMut<'_>) -> Result<Param, ExecError>;
 
     /// Brings a result into the caller's tensor, after all launches so far.
     ///
     /// # Errors
     /// [`ExecError`] if a launch failed.
-    fn fetch(&mut self, slot: Slot, tensor: &mut Tensor) -> Result<(), ExecError>;
+    fn fetch(&mut self, slot: Slot, tensor: &mut TensorViewMut<'_>) -> Result<(), ExecError>;
 
     /// `len` elements of scratch memory; absent if 0. Its contents are whatever was there.
     ///
@@ -282,22 +259,42 @@ pub trait Executor {
     /// [`ExecError`] if there is no memory for it.
     fn put_image(&mut self, image: &Image) -> Result<u64, ExecError>;
 
-    /// Waits for all launches so far, and reads the words back that kernels wrote. While it waits it polls `peer_failed`,
-    /// and tells waiting kernels to give up when another PE has failed.
+    /// Waits for all launches so far. While it waits it polls `peer_failed`, and tells waiting kernels to give up when another
+    /// PE has failed.
+    ///
+    /// # Errors
+    /// [`ExecError`] if a launch failed.
+    fn wait(&mut self, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError>;
+
+    /// [`Executor::wait`], then reads the words of the image back that kernels wrote.
     ///
     /// # Errors
     /// [`ExecError`] if a launch failed.
     fn get_image(&mut self, image: &mut Image, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError>;
 
-    /// Clears the page that host and kernels share while kernels run ([`kernels_gpu::protocol::Watch`]), and returns its
-    /// address for kernels. No launch may be running.
-    ///
-    /// # Errors
-    /// [`ExecError`] if there is no memory for it.
-    fn watch(&mut self) -> Result<u64, ExecError>;
+    /// Address, for kernels, of the page that host and kernels share while kernels run ([`kernels_gpu::protocol::Watch`]). It is
+    /// clear until something fails, and nothing clears it then.
+    fn watch(&self) -> u64;
 
     /// The wait that a kernel gave up, as the page has it.
     fn trap(&self) -> TrapRecord;
+
+    /// Makes ready for a step's launches: whether they are timed one by one from here on. Finds out whether they are captured,
+    /// which ends timing as well.
+    ///
+    /// # Errors
+    /// [`ExecError`] if the device does not answer.
+    fn prepare(&mut self, timed: bool) -> Result<(), ExecError>;
+
+    /// Whether launches since [`Executor::prepare`] are captured, to be made again and again later, in place of being made.
+    /// Nothing can be allocated or brought to the device then.
+    fn captures(&self) -> bool;
+
+    /// The first launch of a step, [`kernels_gpu::begin`]. It counts for [`Times::span`], not as one of [`Times::launches`].
+    ///
+    /// # Errors
+    /// As [`Executor::launch`].
+    fn begin(&mut self, params: &BeginParams) -> Result<(), ExecError>;
 
     /// Launches a kernel.
     ///
@@ -305,7 +302,31 @@ pub trait Executor {
     /// [`ExecError`] if it cannot be launched, or on the CPU if it broke a rule.
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError>;
 
-    /// How long the launches since the last call took. Waits for them.
+    /// A point after all launches so far.
+    type Mark;
+
+    /// Puts a mark behind all launches so far.
+    ///
+    /// # Errors
+    /// [`ExecError`] if the device gives none.
+    fn mark(&mut self) -> Result<Self::Mark, ExecError>;
+
+    /// Whether all launches before the mark have ended.
+    ///
+    /// # Errors
+    /// [`ExecError`] if one of them failed.
+    fn reached(&mut self, mark: &Self::Mark) -> Result<bool, ExecError>;
+
+    /// Time from one mark that was reached to another.
+    ///
+    /// # Errors
+    /// [`ExecError`] if the device does not tell.
+    fn between(&self, from: &Self::Mark, to: &Self::Mark) -> Result<Duration, ExecError>;
+
+    /// Lets waiting kernels give up, because another PE has failed.
+    fn give_up(&mut self);
+
+    /// How long the timed launches since the last call took. Waits for them.
     ///
     /// # Errors
     /// [`ExecError`] if a launch failed.

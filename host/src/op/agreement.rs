@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Config, OpError};
-use crate::inputs::{Beta, Dims, Gate, Inputs, StateLayout};
-use crate::plan::Plan;
+use crate::inputs::{Beta, Dims, Gate, Inputs, Op, StateLayout};
+use crate::plan::{Layout, Plan};
+use crate::tensor::Dtype;
 use crate::world::Pe;
 
 /// Which way an operation goes.
@@ -23,6 +24,65 @@ impl std::fmt::Display for Direction {
     }
 }
 
+/// What tells one call of an operation from another: those that are alike need no agreement again. It follows all that
+/// [`Agreement::new`] names, apart from what does not change in an operation.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Call {
+    cuts: Vec<usize>,
+    sequences: Layout,
+    form: Form,
+}
+
+/// Sizes and options of the inputs. Numbers are compared by their bits: NaN is like itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Form {
+    op: Op,
+    dims: Dims,
+    dtype: Dtype,
+    gate: &'static str,
+    beta_factor: Option<u32>,
+    scale: u32,
+    l2norm: bool,
+    states: StateLayout,
+}
+
+impl Form {
+    fn of(inputs: &Inputs<'_>, dims: &Dims) -> Self {
+        Self {
+            op: inputs.op,
+            dims: *dims,
+            dtype: inputs.dtype(),
+            gate: gate_name(&inputs.gate),
+            beta_factor: match inputs.beta {
+                Beta::Given(_) => None,
+                Beta::Logits { factor, .. } => Some(factor.to_bits()),
+            },
+            scale: inputs.scale_or_default(dims).to_bits(),
+            l2norm: inputs.l2norm,
+            states: inputs.state_layout,
+        }
+    }
+}
+
+impl Call {
+    pub fn new(plan: &Plan, inputs: &Inputs<'_>, dims: &Dims) -> Self {
+        Self { cuts: plan.cuts.clone(), sequences: plan.layout.clone(), form: Form::of(inputs, dims) }
+    }
+
+    /// Whether a call is like this one.
+    pub fn is(&self, plan: &Plan, inputs: &Inputs<'_>, dims: &Dims) -> bool {
+        self.form == Form::of(inputs, dims) && self.cuts == plan.cuts && self.sequences == plan.layout
+    }
+}
+
+fn gate_name(gate: &Gate<'_>) -> &'static str {
+    match gate {
+        Gate::Given(_) => "given",
+        Gate::Softplus { .. } => "softplus",
+        Gate::LowerBound { .. } => "bounded below",
+    }
+}
+
 /// What must be equal on all PEs, as names and values for the message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Agreement {
@@ -37,11 +97,6 @@ impl Agreement {
 
     pub fn new(plan: &Plan, inputs: &Inputs<'_>, dims: &Dims, config: &Config) -> Self {
         let field = |name: &str, value: String| (name.to_owned(), value);
-        let gate = match inputs.gate {
-            Gate::Given(_) => "given",
-            Gate::Softplus { .. } => "softplus",
-            Gate::LowerBound { .. } => "bounded below",
-        };
         let beta = match inputs.beta {
             Beta::Given(_) => "given".to_owned(),
             Beta::Logits { factor, .. } => format!("{factor} sigmoid(logits)"),
@@ -59,7 +114,7 @@ impl Agreement {
                 field("K", dims.k.to_string()),
                 field("V", dims.v.to_string()),
                 field("the element type", inputs.dtype().to_string()),
-                field("the gate", gate.to_owned()),
+                field("the gate", gate_name(&inputs.gate).to_owned()),
                 field("beta", beta),
                 field("scale", inputs.scale_or_default(dims).to_string()),
                 field("l2norm", inputs.l2norm.to_string()),

@@ -1,6 +1,6 @@
 //! A channel's memory in the symmetric heap.
 
-use kernels_gpu::params::Way;
+use kernels_gpu::params::{Array, Way};
 use kernels_gpu::protocol::ChannelLayout;
 
 use super::agreement::Direction;
@@ -15,7 +15,9 @@ pub(super) struct Channel {
     payload: SymmetricBytes,
     words: SymmetricBytes,
     ways: Vec<u32>,
+    /// Steps that the host has begun. The device counts for itself, as steps may be replayed there: see [`Channel::epoch_word`].
     epoch: u64,
+    epoch_word: Array,
 }
 
 /// The layout that a plan and its tensors ask for.
@@ -32,7 +34,12 @@ pub(super) fn layout(plan: &Plan, inputs: &Inputs<'_>, dims: &Dims, config: &Con
 #[cfg(feature = "cuda")]
 pub(super) fn heap_bytes(layout: &ChannelLayout) -> usize {
     let align = crate::heap::ALIGN;
-    layout.payload_bytes().next_multiple_of(align) + (layout.words() * size_of::<u64>()).next_multiple_of(align)
+    layout.payload_bytes().next_multiple_of(align) + words_bytes(layout).next_multiple_of(align)
+}
+
+/// Bytes of a channel's words, and of this PE's epoch behind them.
+fn words_bytes(layout: &ChannelLayout) -> usize {
+    (layout.words() + 1) * size_of::<u64>()
 }
 
 impl Channel {
@@ -50,14 +57,22 @@ impl Channel {
             Direction::Backward => ("gradient slots", "gradient signals"),
         };
         let payload = exec.symmetric(pe, slots, layout.payload_bytes())?;
-        let words = exec.symmetric(pe, signals, layout.words() * size_of::<u64>())?;
+        let words = exec.symmetric(pe, signals, words_bytes(&layout))?;
         let way = |rank: usize| {
             let reached = payload.addresses[rank].is_some() && words.addresses[rank].is_some();
             let stores = rank == pe.rank() || (reached && transport == Transport::Auto);
             if stores { Way::Stores as u32 } else { Way::Puts as u32 }
         };
         let ways = (0..pe.size()).map(way).collect();
-        Ok(Self { payload, words, ways, epoch: 0 })
+        // Every PE reaches its own; a kernel that is given 0 fails rather than writes elsewhere.
+        let own = words.addresses[pe.rank()].unwrap_or(0);
+        let epoch_word = Array { addr: own + (layout.words() * size_of::<u64>()) as u64, len: 1 };
+        Ok(Self { payload, words, ways, epoch: 0, epoch_word })
+    }
+
+    /// The epoch of the last step as kernels have it: one u64 of this PE's own, which every step advances on the device.
+    pub fn epoch_word(&self) -> Array {
+        self.epoch_word
     }
 
     /// Begins the next step on this channel.

@@ -84,6 +84,17 @@ impl std::fmt::Display for Recompute {
     }
 }
 
+/// Whether a call looks at the values that it is given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Values {
+    /// At those in memory of the host. Tensors on GPUs are trusted: a pass over them takes as long as computing with them.
+    #[default]
+    Check,
+    /// At none: the caller vouches for them.
+    Trust,
+}
+
 /// What computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -136,6 +147,8 @@ pub struct Config {
     pub checked: bool,
     /// Compute with NaN and infinity instead of refusing them.
     pub allow_nonfinite: bool,
+    /// Whether values are looked at before anything is launched.
+    pub values: Values,
     /// Threads of each PE's executor; absent means the machine's cores over the PEs.
     pub workers: Option<usize>,
     /// Whether to record a timeline.
@@ -155,6 +168,7 @@ impl Default for Config {
             recompute: Recompute::All,
             checked: false,
             allow_nonfinite: false,
+            values: Values::Check,
             workers: None,
             trace: false,
         }

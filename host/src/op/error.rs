@@ -62,6 +62,18 @@ pub enum OpError {
          forward_saving again"
     )]
     SpentHandle { rank: usize, handle: u64 },
+    #[error(
+        "the call cannot return before its work is done: {why}; use forward_into or backward_into, or another mode"
+    )]
+    CannotEnqueue { why: &'static str },
+    #[error(
+        "PE {rank}: the stream captures, and this call waits for its work; use one that enqueues, or end the capture first"
+    )]
+    Captures { rank: usize },
+    #[error("PE {rank}: the call was captured, not done; wait for what replays it")]
+    Captured { rank: usize },
+    #[error("PE {rank}: what was enqueued by operation number {pending} was asked of number {operation}")]
+    ForeignPending { rank: usize, pending: u64, operation: u64 },
     #[error("PE {rank}: this operation failed before ({first}); make a new world and a new operation")]
     FailedBefore { rank: usize, first: String },
 }

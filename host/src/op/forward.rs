@@ -9,14 +9,27 @@ use kernels_gpu::scan::own_len;
 use kernels_gpu::tile::host::Checker;
 
 use super::channel::Channel;
+use super::images::{Form, Images, Work};
+use super::launched::Launched;
 use super::saved::{Kept, SavedMemory};
-use super::step::{Common, Step, TableParts, WordParts, WorkParts, optional, part};
+use super::step::{ChannelParts, Common, Step, TableParts, optional, part};
 use super::tables::HostTables;
-use super::{Forward, Mode, OpError, Recompute};
+use super::{ForwardOut, Mode, OpError, Recompute};
 use crate::exec::cpu::code;
-use crate::exec::{Blocks, Body, ExecError, Executor, Grid, Image, Scratch, Slot};
+use crate::exec::{Blocks, Body, ExecError, Executor, Grid, Scratch, Slot};
 use crate::inputs::Dims;
-use crate::tensor::{Dtype, Tensor};
+use crate::tensor::Dtype;
+
+/// A forward step's tables, and what the host must know of them.
+#[derive(Clone, Copy)]
+pub(super) struct ForwardTables {
+    parts: TableParts,
+    channel: ChannelParts,
+    scan: Work,
+    fix: Work,
+    chunks: usize,
+    corrects: bool,
+}
 
 /// Where the tensors of a step lie.
 #[derive(Clone, Copy)]
@@ -32,15 +45,17 @@ struct Memory {
 }
 
 impl Step<'_> {
-    /// Runs the step; with `save`, keeps what its backward step needs.
+    /// Launches the step, whose results go to `out`; with `save`, keeps what its backward step needs.
     pub fn forward<X: Executor>(
         &self,
         exec: &mut X,
+        images: &mut Images<X, ForwardTables>,
         channel: Option<&mut Channel>,
+        out: &mut ForwardOut<'_>,
         save: bool,
-    ) -> Result<(Forward, Option<SavedMemory<X>>), OpError> {
+    ) -> Result<(Launched, Option<SavedMemory<X>>), OpError> {
         let (config, rank) = (self.config, self.rank());
-        let Dims { b, t, hv, k, v, .. } = *self.dims;
+        let Dims { hv, k, .. } = *self.dims;
         let dtype = self.inputs.dtype();
         let element = dtype.size();
         let sizes = self.sizes();
@@ -49,25 +64,28 @@ impl Step<'_> {
         let portable = save && (config.recompute == Recompute::States || config.mode == Mode::Exact);
         let body = if portable { Body::Portable } else { exec.body(&sizes, dtype) };
         let (scan_blocks, walkers) = self.scan_blocks(body, rank.receiving().next().is_some());
-        let tables = HostTables::new(rank, config.mode, config.chunk, hv as u32, &self.layout, walkers as u32);
-        let mut o = Tensor::zeros(dtype, &[b, t, hv, v]);
-        let mut finals = config.final_state.then(|| Tensor::zeros(Dtype::F32, &self.state_shape(rank.ends.len())));
-        let mut saved = if save { Some(self.save(exec, tables.chunks.len())?) } else { None };
-        let memory = self.memory(exec, &tables, &mut o, finals.as_mut(), saved.as_mut())?;
-
         let channel = channel.map(|channel| {
             channel.advance();
             &*channel
         });
-        let mut image = Image::default();
-        let table_parts = TableParts::push(&mut image, &tables);
-        let (scan_work, fix_work) =
-            (WorkParts::push(&mut image, &tables.scan), WorkParts::push(&mut image, &tables.fix));
-        let parts = WordParts::push(&mut image, channel, config.trace);
-        let base = exec.put_image(&image)?;
-        let device_tables = table_parts.at(base, sizes);
-        let device_channel = self.channel_params(exec, &parts, base)?;
-        let trace = parts.trace_buffer(base);
+        let form = Form::new(self.plan, self.layout, [walkers, 0]);
+        let (placed, tables) = images.place(exec, &form, |draft| {
+            let tables = HostTables::new(rank, config.mode, config.chunk, hv as u32, &self.layout, walkers as u32);
+            ForwardTables {
+                parts: TableParts::push(&mut draft.image, &tables),
+                channel: ChannelParts::push(&mut draft.image, channel),
+                scan: draft.push_work(&tables.scan),
+                fix: draft.push_work(&tables.fix),
+                chunks: tables.chunks.len(),
+                corrects: !tables.fix.is_empty(),
+            }
+        })?;
+        let mut saved = if save { Some(self.save(exec, tables.chunks)?) } else { None };
+        let memory = self.memory(exec, tables.chunks, out, saved.as_mut())?;
+        let device_tables = tables.parts.at(placed, sizes);
+        let device_channel = self.channel_params(exec, &tables.channel, placed, channel);
+        let trace = self.vitals.trace_buffer();
+        let ((scan_items, scan_ticket), (fix_items, fix_ticket)) = (placed.work(tables.scan), placed.work(tables.fix));
 
         let (v_first, m_dtype) = (self.v_first(), code(self.m_dtype()) as u32);
         let prep_params = self.prep_params(exec, device_tables, memory.records, trace)?;
@@ -84,8 +102,8 @@ impl Step<'_> {
             own,
             state_in: if config.mode == Mode::Exact { state_in } else { Param::absent() },
             transitions,
-            items: scan_work.items.at(base),
-            ticket: scan_work.ticket.at(base),
+            items: scan_items,
+            ticket: scan_ticket,
             channel: device_channel,
             trace,
             v_first,
@@ -99,8 +117,8 @@ impl Step<'_> {
             state_in,
             o: o_param,
             finals: finals_param,
-            items: fix_work.items.at(base),
-            ticket: fix_work.ticket.at(base),
+            items: fix_items,
+            ticket: fix_ticket,
             channel: device_channel,
             trace,
             v_first,
@@ -121,13 +139,14 @@ impl Step<'_> {
             // Allocating may wait for what runs on the device of another PE.
             self.pe.barrier("memory for the step")?;
         }
-        common.launch(exec, self.prep_blocks(body, tables.chunks.len()), &prep_params)?;
+        self.begin(exec, placed, channel)?;
+        common.launch(exec, self.prep_blocks(body, tables.chunks), &prep_params)?;
         if on_host && config.mode == Mode::Exact {
             // Each scan waits for that of the PE before it.
             for turn in 0..self.pe.size() {
                 if turn == self.pe.rank() {
                     common.launch(exec, scan_blocks, &scan_params)?;
-                    exec.get_image(&mut image, &peer_failed)?;
+                    exec.wait(&peer_failed)?;
                 }
                 self.pe.barrier("scans in turn")?;
             }
@@ -135,19 +154,19 @@ impl Step<'_> {
             common.launch(exec, scan_blocks, &scan_params)?;
         }
         if on_host && config.mode == Mode::Overlap {
-            exec.get_image(&mut image, &peer_failed)?;
+            exec.wait(&peer_failed)?;
             self.pe.barrier("scans of the step")?;
         }
 
         let mut exchange = Duration::ZERO;
         if let (Mode::Bulk, Some(channel)) = (config.mode, channel) {
-            exec.get_image(&mut image, &peer_failed)?;
+            exec.wait(&peer_failed)?;
             self.check_trap(exec)?;
             let start = Instant::now();
             self.exchange(exec, channel)?;
             exchange = start.elapsed();
         }
-        if !tables.fix.is_empty() {
+        if tables.corrects {
             let shared_bytes = match body {
                 Body::Portable => fixup::shared_bytes(k, config.chunk, element),
                 Body::Hopper => hopper::FIX_SHARED,
@@ -155,16 +174,8 @@ impl Step<'_> {
             let blocks = Blocks { grid: Grid::Resident, body, warpgroups: fixup::WARPGROUPS, shared_bytes };
             common.launch(exec, blocks, &fix_params)?;
         }
-        exec.get_image(&mut image, &peer_failed)?;
-        self.check_trap(exec)?;
-        common.finish()?;
-        exec.fetch(Slot::Output, &mut o)?;
-        if let Some(finals) = &mut finals {
-            exec.fetch(Slot::FinalState, finals)?;
-        }
-        let report = self.report(exec, &image, &parts, &common, exchange)?;
-        let trace = self.timeline(exec, "forward", &image, &parts);
-        Ok((Forward { o, final_state: finals, report, trace }, saved))
+        common.finish(exec, self)?;
+        Ok((Launched { exchange, ..self.launched(exec, "forward", common) }, saved))
     }
 
     /// Memory for what the backward step needs of a rank with `chunks` chunks.
@@ -192,9 +203,8 @@ impl Step<'_> {
     fn memory<X: Executor>(
         &self,
         exec: &mut X,
-        tables: &HostTables,
-        o: &mut Tensor,
-        finals: Option<&mut Tensor>,
+        chunks: usize,
+        out: &mut ForwardOut<'_>,
         saved: Option<&mut SavedMemory<X>>,
     ) -> Result<Memory, ExecError> {
         let Dims { hv, k, v, .. } = *self.dims;
@@ -203,7 +213,7 @@ impl Step<'_> {
         let corrects = self.config.mode != Mode::Exact;
         let corrected = rank.receiving().filter(|_| corrects).map(|(s, _)| s.start + s.len).max().unwrap_or(0);
         let receiving = rank.receiving().filter(|_| corrects).count() * hv;
-        let (operands, decay) = self.record_lens(tables.chunks.len());
+        let (operands, decay) = self.record_lens(chunks);
         let (mut state_in, mut transitions, mut records) = (None, Param::absent(), None);
         if let Some(saved) = saved {
             state_in = Some(saved.state_in.param());
@@ -219,8 +229,8 @@ impl Step<'_> {
                     sizes,
                 },
             },
-            o: exec.output(Slot::Output, o)?,
-            finals: match finals {
+            o: exec.output(Slot::Output, &mut out.o)?,
+            finals: match &mut out.final_state {
                 Some(finals) => exec.output(Slot::FinalState, finals)?,
                 None => Param::absent(),
             },

@@ -20,38 +20,56 @@ mod config;
 pub mod convolution;
 mod error;
 mod forward;
+#[cfg(feature = "cuda")]
+mod graph;
+mod images;
+mod launched;
+mod out;
+mod pending;
 mod report;
 mod saved;
 mod step;
 mod tables;
 mod training;
+mod vitals;
 pub mod whole;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use kernels_gpu::params::StepStats;
 use kernels_gpu::protocol::ChannelLayout;
 
-pub use config::{Config, Device, MWire, Mode, Recompute, Transport};
+pub use config::{Config, Device, MWire, Mode, Recompute, Transport, Values};
 pub use convolution::ShortConvolution;
 pub use error::{ExpiredWait, OpError};
+#[cfg(feature = "cuda")]
+pub use graph::CapturedSteps;
+pub use out::{BackwardOut, Done, ForwardOut};
+pub use pending::Pending;
 pub use report::{KernelTime, Report};
 pub use saved::{Saved, SavedHandle};
 pub(crate) use training::check_upstream;
 
 use crate::exec::cpu::Cpu;
-use crate::exec::{ExecError, Executor};
+use crate::exec::{ExecError, Executor, Slot};
 use crate::gradients::Gradients;
 use crate::inputs::{Dims, Inputs};
 use crate::plan::Plan;
 use crate::tensor::Tensor;
 use crate::trace::Trace;
 use crate::world::Pe;
-use agreement::{Agreement, Direction};
+use agreement::{Agreement, Call, Direction};
+use backward::BackwardTables;
 use channel::Channel;
+use forward::ForwardTables;
+use images::Images;
+use launched::Launched;
+use out::Places;
 use saved::SavedMemory;
+use vitals::Vitals;
 
 /// What a forward call returns on one PE.
 #[derive(Clone, Debug)]
@@ -90,8 +108,15 @@ pub struct ContextParallel<'pe, X: Executor = Cpu> {
     /// Unique in this process.
     number: u64,
     channels: HashMap<(Direction, ChannelLayout), Channel>,
-    agreed: HashMap<Direction, Agreement>,
+    agreed: HashMap<Direction, (Call, Arc<Agreement>)>,
     held: HashMap<SavedHandle, Saved<X>>,
+    forward_tables: Images<X, ForwardTables>,
+    backward_tables: Images<X, BackwardTables>,
+    vitals: Vitals<X>,
+    /// Steps whose launches were made, replays included.
+    steps: u64,
+    /// Value heads of the latest one that was enqueued: what its kernels leave is understood with them.
+    enqueued_heads: Option<usize>,
     aligned: bool,
     failed: Option<String>,
 }
@@ -114,14 +139,39 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
     ///
     /// # Errors
     /// [`OpError`] if an option is out of range.
-    pub fn on(pe: &'pe Pe, config: Config, exec: X) -> Result<Self, OpError> {
+    pub fn on(pe: &'pe Pe, config: Config, mut exec: X) -> Result<Self, OpError> {
         static OPERATIONS: AtomicU64 = AtomicU64::new(0);
         if !matches!(config.chunk, 16 | 32 | 64) {
             return Err(crate::error::InputError::Chunk { found: config.chunk }.into());
         }
         let number = OPERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
-        let (channels, agreed, held) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Ok(Self { pe, config, exec, number, channels, agreed, held, aligned: false, failed: None })
+        let vitals = Vitals::new(&mut exec, config.trace)?;
+        Ok(Self {
+            pe,
+            config,
+            exec,
+            number,
+            channels: HashMap::new(),
+            agreed: HashMap::new(),
+            held: HashMap::new(),
+            forward_tables: Images::default(),
+            backward_tables: Images::default(),
+            vitals,
+            steps: 0,
+            enqueued_heads: None,
+            aligned: false,
+            failed: None,
+        })
+    }
+
+    /// What computes.
+    pub fn executor(&self) -> &X {
+        &self.exec
+    }
+
+    /// What computes, to be set between calls.
+    pub fn executor_mut(&mut self) -> &mut X {
+        &mut self.exec
     }
 
     /// Options.
@@ -144,7 +194,12 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
 
     /// Bytes of scratch memory, apart from inputs, results, what [`Saved`] holds, and the symmetric heap.
     pub fn scratch_bytes(&self) -> usize {
-        self.exec.scratch_bytes()
+        self.exec.scratch_bytes() + self.table_bytes()
+    }
+
+    /// Bytes of tables and words.
+    fn table_bytes(&self) -> usize {
+        self.forward_tables.bytes() + self.backward_tables.bytes() + self.vitals.bytes()
     }
 
     /// Computes outputs and final states of this PE's tokens. All PEs call it with the same plan; `inputs` is this
@@ -154,7 +209,24 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
     /// [`OpError`]. If the inputs are at fault, nothing was launched and the call may be repeated, by all PEs. After
     /// any other error the operation is of no further use: other PEs may have gone on.
     pub fn forward(&mut self, plan: &Plan, inputs: &Inputs<'_>) -> Result<Forward, OpError> {
-        Ok(self.checked_forward(plan, inputs, false)?.0)
+        let mut results = self.results(plan, inputs)?;
+        let Done { report, trace } = self.forward_into(plan, inputs, &mut results.out())?;
+        Ok(Forward { report, trace, ..results })
+    }
+
+    /// [`forward`](Self::forward) into memory of the caller. Tensors may lie on the host or where the operation computes, mixed;
+    /// those on the device are used in place. The results are complete when it returns.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward), and [`InputError`](crate::error::InputError) if `out` does not fit the results, a tensor
+    /// lies elsewhere or is not aligned, or a result shares memory with another tensor of the call.
+    pub fn forward_into(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        out: &mut ForwardOut<'_>,
+    ) -> Result<Done, OpError> {
+        Ok(self.checked_forward(plan, inputs, out, false)?.0)
     }
 
     /// The forward call of either kind, and its number.
@@ -162,14 +234,75 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         &mut self,
         plan: &Plan,
         inputs: &Inputs<'_>,
+        out: &mut ForwardOut<'_>,
         save: bool,
-    ) -> Result<(Forward, Option<SavedMemory<X>>, u64), OpError> {
-        self.usable()?;
-        let dims = self.check(plan, inputs)?;
+    ) -> Result<(Done, Option<SavedMemory<X>>, u64), OpError> {
+        let dims = self.check_forward(plan, inputs, out, false)?;
         let call = self.pe.note_call(Direction::Forward.note(0));
-        let result = self.run_forward(plan, inputs, &dims, save);
-        let (forward, memory) = self.settled(result, Direction::Forward, call)?;
-        Ok((forward, memory, call))
+        let result = self.launch_forward(plan, inputs, &dims, out, save).and_then(|(launched, memory)| {
+            launched.complete(&mut self.exec, self.pe)?;
+            self.exec.fetch(Slot::Output, &mut out.o)?;
+            if let Some(states) = &mut out.final_state {
+                self.exec.fetch(Slot::FinalState, states)?;
+            }
+            Ok((self.done(&launched)?, memory))
+        });
+        let (done, memory) = self.settled(result, Direction::Forward, call)?;
+        Ok((done, memory, call))
+    }
+
+    /// Everything that can be said against a forward call without another PE. If it is `in_place`, it returns before its work is
+    /// done.
+    fn check_forward(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        out: &ForwardOut<'_>,
+        in_place: bool,
+    ) -> Result<Dims, OpError> {
+        self.ready(in_place)?;
+        let dims = self.check(plan, inputs)?;
+        out.check(inputs, &dims, &plan.ranks[self.pe.rank()], self.config.final_state)?;
+        Places { device: self.exec.location(), in_place }.check(&inputs.tensors(), &out.named())?;
+        self.check_values(inputs)?;
+        Ok(dims)
+    }
+
+    /// Makes ready for a call, which is timed if it waits for its work.
+    fn ready(&mut self, in_place: bool) -> Result<(), OpError> {
+        self.check_enqueued()?;
+        self.exec.prepare(!in_place)?;
+        if self.exec.captures() && !in_place {
+            return Err(OpError::Captures { rank: self.pe.rank() });
+        }
+        Ok(())
+    }
+
+    fn check_values(&self, inputs: &Inputs<'_>) -> Result<(), OpError> {
+        match self.config.values {
+            Values::Check => Ok(inputs.check_values(self.config.allow_nonfinite)?),
+            Values::Trust => Ok(()),
+        }
+    }
+
+    /// Zeros for the results of a forward call that can be made.
+    fn results(&mut self, plan: &Plan, inputs: &Inputs<'_>) -> Result<Forward, OpError> {
+        self.check_enqueued()?;
+        let dims = self.check(plan, inputs)?;
+        // Before memory is taken for them.
+        self.check_values(inputs)?;
+        Ok(Forward::zeros(inputs, &dims, &plan.ranks[self.pe.rank()], self.config.final_state))
+    }
+
+    /// What the latest step counted and timed, after its end.
+    fn done(&mut self, launched: &Launched) -> Result<Done, OpError> {
+        let tables = self.table_bytes();
+        let report = launched.report(&mut self.exec, self.pe, &mut self.vitals, tables)?;
+        let trace = match self.config.trace {
+            true => Some(launched.timeline(&mut self.exec, self.pe, &mut self.vitals)?),
+            false => None,
+        };
+        Ok(Done { report, trace })
     }
 
     /// Refuses calls after a failure.
@@ -184,7 +317,10 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
     fn settled<T>(&mut self, result: Result<T, OpError>, direction: Direction, call: u64) -> Result<T, OpError> {
         result.map_err(|error| {
             let error = training::name_different_calls(self.pe, direction, call, error);
-            self.failed = Some(error.to_string());
+            // What was not there before a capture was asked for before anything was launched.
+            if !matches!(error, OpError::Exec(ExecError::NotWarm { .. })) {
+                self.failed = Some(error.to_string());
+            }
             error
         })
     }
@@ -211,21 +347,25 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         if dims.b * dims.t > largest {
             return Err(OpError::TooManyTokens { tokens: dims.b * dims.t, largest });
         }
-        inputs.check_values(self.config.allow_nonfinite)?;
         Ok(dims)
     }
 
-    fn run_forward(
+    /// Launches a forward step, which saves or does not.
+    fn launch_forward(
         &mut self,
         plan: &Plan,
         inputs: &Inputs<'_>,
         dims: &Dims,
+        out: &mut ForwardOut<'_>,
         save: bool,
-    ) -> Result<(Forward, Option<SavedMemory<X>>), OpError> {
+    ) -> Result<(Launched, Option<SavedMemory<X>>), OpError> {
         let layout = self.prepare(Direction::Forward, plan, inputs, dims, 0)?;
-        let step = step::Step { pe: self.pe, plan, inputs, dims, config: &self.config, layout, aligned: self.aligned };
+        let (config, vitals) = (&self.config, self.vitals.signs());
+        let step = step::Step { pe: self.pe, plan, inputs, dims, config, layout, vitals, aligned: self.aligned };
         let channel = self.channels.get_mut(&(Direction::Forward, layout)).filter(|_| plan.lanes > 0);
-        step.forward(&mut self.exec, channel, save)
+        let launched = step.forward(&mut self.exec, &mut self.forward_tables, channel, out, save)?;
+        self.steps += 1;
+        Ok(launched)
     }
 
     /// Agrees with the other PEs where that has to be, and makes the channel: collective then. `age`: how many calls before
@@ -238,14 +378,20 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         dims: &Dims,
         age: u64,
     ) -> Result<ChannelLayout, OpError> {
-        let agreement = Agreement::new(plan, inputs, dims, &self.config);
-        if self.agreed.get(&direction) != Some(&agreement) {
+        if self.agreed.get(&direction).is_none_or(|(call, _)| !call.is(plan, inputs, dims)) {
+            if self.exec.captures() {
+                return Err(ExecError::NotWarm { what: "the agreement of all PEs on a call" }.into());
+            }
+            let agreement = Agreement::new(plan, inputs, dims, &self.config);
             agreement.reach(self.pe, direction, age)?;
-            self.agreed.insert(direction, agreement);
+            self.agreed.insert(direction, (Call::new(plan, inputs, dims), Arc::new(agreement)));
         }
         let layout = channel::layout(plan, inputs, dims, &self.config)?;
         let key = (direction, layout);
         if plan.lanes > 0 && !self.channels.contains_key(&key) {
+            if self.exec.captures() {
+                return Err(ExecError::NotWarm { what: "the memory of messages between PEs" }.into());
+            }
             let channel = Channel::new(&mut self.exec, self.pe, direction, layout, self.config.transport)?;
             self.channels.insert(key, channel);
         }

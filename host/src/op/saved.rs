@@ -2,10 +2,14 @@
 
 use kernels_gpu::params::{Records, Sizes, Tensor as Param};
 
-use super::OpError;
-use super::agreement::Agreement;
+use std::sync::Arc;
+
+use super::agreement::{Agreement, Call};
+use super::{Config, OpError};
 use crate::exec::cpu::{Cpu, code};
 use crate::exec::{ExecError, Executor, KeptMemory};
+use crate::inputs::{Dims, Inputs};
+use crate::plan::Plan;
 use crate::tensor::Dtype;
 
 /// What a forward call on one PE keeps for its backward call, which takes it: made by
@@ -52,26 +56,33 @@ pub(super) struct Origin {
     pub rank: usize,
     pub call: u64,
     /// What was called for.
-    pub agreement: Agreement,
+    pub what: Call,
+    /// The same, to name differences.
+    pub agreement: Arc<Agreement>,
 }
 
 impl Origin {
-    /// Whether a backward call of `wanted` may use it.
-    pub fn check(&self, wanted: &Origin) -> Result<(), OpError> {
+    /// Whether a backward call of operation number `operation` on PE `rank` may use it.
+    pub fn check(
+        &self,
+        (operation, rank): (u64, usize),
+        plan: &Plan,
+        (inputs, dims): (&Inputs<'_>, &Dims),
+        config: &Config,
+    ) -> Result<(), OpError> {
         let mismatch = |what: &str, saved: String, call: String| {
-            Err(OpError::ForeignSaved { rank: wanted.rank, what: what.to_owned(), saved, call })
+            Err(OpError::ForeignSaved { rank, what: what.to_owned(), saved, call })
         };
-        if self.rank != wanted.rank {
-            return mismatch("the PE", self.rank.to_string(), wanted.rank.to_string());
+        if self.rank != rank {
+            return mismatch("the PE", self.rank.to_string(), rank.to_string());
         }
-        if self.operation != wanted.operation {
-            return mismatch(
-                "the operation",
-                format!("number {}", self.operation),
-                format!("number {}", wanted.operation),
-            );
+        if self.operation != operation {
+            return mismatch("the operation", format!("number {}", self.operation), format!("number {operation}"));
         }
-        match self.agreement.first_difference(&wanted.agreement) {
+        if self.what.is(plan, inputs, dims) {
+            return Ok(());
+        }
+        match self.agreement.first_difference(&Agreement::new(plan, inputs, dims, config)) {
             Some((what, saved, call)) => mismatch(&what, saved, call),
             None => Ok(()),
         }

@@ -1,31 +1,25 @@
-//! What forward and backward steps share: their tables and words on the device, launches, the exchange between launches, and
-//! what the kernels left.
+//! What forward and backward steps share: their tables on the device, launches, and the exchange between launches.
 
-use std::time::Duration;
-
+use kernels_gpu::begin::BeginParams;
 use kernels_gpu::hopper;
-use kernels_gpu::params::{
-    self, GateForm, PrepParams, Records, Sizes, Stamp, StepMode, StepStats, Tables, Tensor as Param, TraceBuffer,
-};
+use kernels_gpu::params::{self, GateForm, PrepParams, Records, Sizes, StepMode, Tables, Tensor as Param, TraceBuffer};
 use kernels_gpu::prep;
-use kernels_gpu::protocol::{ChannelLayout, TrapRecord, Watch, parity};
+use kernels_gpu::protocol::{ChannelLayout, Watch, parity};
 use kernels_gpu::scan;
 use kernels_gpu::tile::SHARED_BYTES;
 use kernels_gpu::tile::host::Checker;
 
 use super::channel::Channel;
-use super::error::ExpiredWait;
+use super::images::Placed;
+use super::launched::{self, Launched};
 use super::tables::HostTables;
-use super::{Config, KernelTime, Mode, OpError, Report};
+use super::vitals::VitalSigns;
+use super::{Config, Mode, OpError};
 use crate::exec::{Blocks, Body, ExecError, Executor, Grid, Image, Kernel, Launch, Part, Slot, Waits};
 use crate::inputs::{Beta, Dims, Gate, Inputs, Op, StateLayout};
 use crate::plan::{Plan, RankPlan};
 use crate::tensor::{Dtype, TensorView};
-use crate::trace::Trace;
 use crate::world::Pe;
-
-/// Stamps that a traced step has room for.
-const STAMPS: usize = 1 << 16;
 
 /// What a step works on.
 pub(super) struct Step<'a> {
@@ -36,6 +30,8 @@ pub(super) struct Step<'a> {
     pub dims: &'a Dims,
     pub config: &'a Config,
     pub layout: ChannelLayout,
+    /// What the step's kernels leave for the host.
+    pub vitals: VitalSigns,
     /// Whether PEs wait for each other before the first launch, see [`super::ContextParallel::align_starts`].
     pub aligned: bool,
 }
@@ -46,6 +42,7 @@ pub(super) fn part(x: &Param, start: usize, len: usize) -> Param {
 }
 
 /// A rank's tables in a step's image.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct TableParts {
     chunks: Part,
     segments: Part,
@@ -63,7 +60,8 @@ impl TableParts {
         }
     }
 
-    pub fn at(&self, base: u64, sizes: Sizes) -> Tables {
+    pub fn at(&self, placed: Placed, sizes: Sizes) -> Tables {
+        let base = placed.tables;
         Tables {
             sizes,
             chunks: self.chunks.at(base),
@@ -74,46 +72,21 @@ impl TableParts {
     }
 }
 
-/// A list of work items and the ticket by which blocks take them.
-pub(super) struct WorkParts {
-    pub items: Part,
-    pub ticket: Part,
-}
-
-impl WorkParts {
-    pub fn push<T: bytemuck::Pod>(image: &mut Image, items: &[T]) -> Self {
-        Self { items: image.push(items), ticket: image.push_zeroed::<u64>(1) }
-    }
-}
-
-/// This PE's side of the channel, and the words that kernels leave: counts, time stamps, the wait that expired.
-pub(super) struct WordParts {
+/// Where this PE reaches the channel's memory on every PE, and how.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChannelParts {
     payload: Part,
     words: Part,
     ways: Part,
-    epoch: Part,
-    stats: Part,
-    trap: Part,
-    cursor: Part,
-    stamps: Part,
 }
 
-impl WordParts {
-    pub fn push(image: &mut Image, channel: Option<&Channel>, trace: bool) -> Self {
+impl ChannelParts {
+    pub fn push(image: &mut Image, channel: Option<&Channel>) -> Self {
         Self {
             payload: image.push(&channel.map_or_else(Vec::new, Channel::payload_addresses)),
             words: image.push(&channel.map_or_else(Vec::new, Channel::word_addresses)),
             ways: image.push(channel.map_or(&[][..], Channel::ways)),
-            epoch: image.push(&[channel.map_or(0, Channel::epoch)]),
-            stats: image.push_zeroed::<u64>(size_of::<StepStats>() / 8),
-            trap: image.push_zeroed::<TrapRecord>(1),
-            cursor: image.push_zeroed::<u64>(usize::from(trace)),
-            stamps: image.push_zeroed::<Stamp>(if trace { STAMPS } else { 0 }),
         }
-    }
-
-    pub fn trace_buffer(&self, base: u64) -> TraceBuffer {
-        TraceBuffer { stamps: self.stamps.at(base), cursor: self.cursor.at(base) }
     }
 }
 
@@ -142,12 +115,13 @@ impl<'a> Common<'a> {
         exec.launch(&Launch { op, dtype, blocks: blocks.into(), checker, peer_failed }, params)
     }
 
-    /// Checked mode: whether all that had to be written was.
-    pub fn finish(&self) -> Result<(), ExecError> {
-        match self.checker {
-            Some(checker) => Ok(checker.finish(&self.launched.join(", "))?),
-            None => Ok(()),
+    /// Checked mode, in which launches end before they return: whether all that had to be written was.
+    pub fn finish<X: Executor>(&self, exec: &X, step: &Step<'_>) -> Result<(), OpError> {
+        if let Some(checker) = self.checker {
+            step.check_trap(exec)?;
+            checker.finish(&self.launched.join(", ")).map_err(ExecError::from)?;
         }
+        Ok(())
     }
 }
 
@@ -161,15 +135,6 @@ impl Step<'_> {
     pub fn sizes(&self) -> Sizes {
         let Dims { h, hv, k, v, .. } = *self.dims;
         Sizes { h: h as u32, hv: hv as u32, k: k as u32, v: v as u32, chunk: self.config.chunk as u32, pad: 0 }
-    }
-
-    /// Shape of `rows` states in the caller's layout.
-    pub fn state_shape(&self, rows: usize) -> [usize; 4] {
-        let Dims { hv, k, v, .. } = *self.dims;
-        match self.inputs.state_layout {
-            StateLayout::KFirst => [rows, hv, k, v],
-            StateLayout::VFirst => [rows, hv, v, k],
-        }
     }
 
     /// 1 if states are `[V,K]` in the caller's memory.
@@ -222,24 +187,25 @@ impl Step<'_> {
         (rows * Records::record_len(&self.sizes()), rows * self.dims.k)
     }
 
-    /// This PE's side of the channel, for kernels; clears the page that they share with the host.
+    /// This PE's side of the channel, for kernels.
     pub fn channel_params<X: Executor>(
         &self,
-        exec: &mut X,
-        parts: &WordParts,
-        base: u64,
-    ) -> Result<params::Channel, ExecError> {
-        let watch = params::Array { addr: exec.watch()?, len: (size_of::<Watch>() / size_of::<u64>()) as u64 };
-        Ok(params::Channel {
+        exec: &X,
+        parts: &ChannelParts,
+        placed: Placed,
+        channel: Option<&Channel>,
+    ) -> params::Channel {
+        let watch = params::Array { addr: exec.watch(), len: (size_of::<Watch>() / size_of::<u64>()) as u64 };
+        params::Channel {
             layout: self.layout,
             pad: 0,
-            payload: parts.payload.at(base),
-            words: parts.words.at(base),
-            ways: parts.ways.at(base),
-            trap: parts.trap.at(base),
+            payload: parts.payload.at(placed.tables),
+            words: parts.words.at(placed.tables),
+            ways: parts.ways.at(placed.tables),
+            trap: self.vitals.trap(),
             watch,
-            stats: parts.stats.at(base),
-            epoch: parts.epoch.at(base),
+            stats: self.vitals.stats(),
+            epoch: channel.map_or_else(|| self.vitals.no_epoch(), Channel::epoch_word),
             timeout_ns: self.pe.timeout().as_nanos() as u64,
             pe: self.pe.rank() as u32,
             mode: match self.config.mode {
@@ -247,7 +213,14 @@ impl Step<'_> {
                 Mode::Bulk => StepMode::Bulk,
                 Mode::Exact => StepMode::Exact,
             } as u32,
-        })
+        }
+    }
+
+    /// The first launch: tickets and counts from zero, and the next epoch of the channel.
+    pub fn begin<X: Executor>(&self, exec: &mut X, placed: Placed, channel: Option<&Channel>) -> Result<(), ExecError> {
+        let none = params::Array { addr: 0, len: 0 };
+        let epoch = channel.map_or(none, Channel::epoch_word);
+        exec.begin(&BeginParams { tickets: placed.tickets, counts: self.vitals.counts(), epoch })
     }
 
     pub fn prep_params<X: Executor>(
@@ -319,54 +292,24 @@ impl Step<'_> {
 
     /// The error of a wait that expired in a kernel; another PE's failure, if that was the reason.
     pub fn check_trap<X: Executor>(&self, exec: &X) -> Result<(), OpError> {
-        let trap = exec.trap();
-        if trap.state == TrapRecord::CLEAR {
-            return Ok(());
-        }
-        if let Some((rank, message)) = self.pe.failed_peer() {
-            return Err(crate::world::WorldError::PeFailed { rank, message }.into());
-        }
-        Err(OpError::Expired(ExpiredWait { expired: trap.expired, hv: self.dims.hv as u32 }))
+        launched::check_trap(exec, self.pe, self.dims.hv)
     }
 
-    /// Counts and times of the step, after its last launch.
-    pub fn report<X: Executor>(
-        &self,
-        exec: &mut X,
-        image: &Image,
-        parts: &WordParts,
-        common: &Common<'_>,
-        exchange: Duration,
-    ) -> Result<Report, OpError> {
-        let stats: StepStats = bytemuck::cast_slice(&image.get::<u64>(parts.stats))[0];
-        let mut report = Report { tokens: self.dims.b * self.dims.t, exposed_wait: exchange, ..Report::default() };
-        let times = exec.take_times()?;
-        let kernels = common.launched.iter().zip(times.launches).map(|(&kernel, time)| KernelTime { kernel, time });
-        report.kernels = kernels.collect();
-        report.device_time = times.span;
-        report.count(&stats, exec.concurrency());
-        let total: Duration = report.kernels.iter().map(|k| k.time).sum();
-        report.compute = (total + exchange).saturating_sub(report.exposed_wait + report.slot_wait);
-        report.scratch_bytes = exec.scratch_bytes();
-        report.heap_bytes = exec.heap_bytes(self.pe);
-        report.peak_device_bytes = exec.peak_device_bytes(self.pe);
-        report.waits = exec.waits();
-        Ok(report)
+    /// The step, all of whose launches `common` has made.
+    pub fn launched<X: Executor>(&self, exec: &X, title: &'static str, common: Common<'_>) -> Launched {
+        Launched {
+            title,
+            kernels: common.launched,
+            exchange: std::time::Duration::ZERO,
+            tokens: self.dims.b * self.dims.t,
+            hv: self.dims.hv,
+            on_host: self.waits_on_host(exec),
+        }
     }
 
     /// Whether PEs must wait for each other on the host in this step.
     pub fn waits_on_host<X: Executor>(&self, exec: &X) -> bool {
         exec.waits() == Waits::Host && self.pe.size() > 1
-    }
-
-    /// The timeline of the step, if it was asked for.
-    pub fn timeline<X: Executor>(&self, exec: &X, title: &str, image: &Image, parts: &WordParts) -> Option<Trace> {
-        self.config.trace.then(|| {
-            let asked = image.get::<u64>(parts.cursor)[0];
-            let stamps = image.get::<Stamp>(parts.stamps);
-            let on_host = if self.waits_on_host(exec) { ", PEs that share a device wait on the host" } else { "" };
-            super::report::timeline(&format!("{title}{on_host}"), self.pe.rank(), &stamps, asked, self.dims.hv)
-        })
     }
 }
 

@@ -1,12 +1,14 @@
 //! Forward calls that save and the backward calls that follow.
 
-use super::agreement::{Agreement, Direction};
-use super::backward::BackwardStep;
+use super::agreement::Direction;
+use super::backward::{self, BackwardStep};
+use super::launched::Launched;
+use super::out::{Places, check_gradients};
 use super::saved::{Origin, SavedHandle, SavedMemory};
-use super::{Backward, ContextParallel, Forward, OpError, Saved, step};
+use super::{Backward, BackwardOut, ContextParallel, Done, Forward, ForwardOut, OpError, Saved, Values, step};
 use crate::error::InputError;
 use crate::exec::Executor;
-use crate::gradients::Upstream;
+use crate::gradients::{Gradients, Upstream};
 use crate::inputs::{Dims, Inputs};
 use crate::plan::Plan;
 use crate::world::{Pe, WorldError};
@@ -20,7 +22,7 @@ impl Direction {
         (age.min(OLDEST) as u32) << 2 | if self == Direction::Forward { 1 } else { 2 }
     }
 
-    fn of_note(note: u32) -> Self {
+    pub(super) fn of_note(note: u32) -> Self {
         if note & 3 == 1 { Direction::Forward } else { Direction::Backward }
     }
 }
@@ -31,15 +33,30 @@ impl<X: Executor> ContextParallel<'_, X> {
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn forward_saving(&mut self, plan: &Plan, inputs: &Inputs<'_>) -> Result<(Forward, Saved<X>), OpError> {
-        let (forward, memory, call) = self.checked_forward(plan, inputs, true)?;
-        let memory = memory.expect("a step that saves returns what it saved");
-        let origin = self.origin(plan, inputs, &inputs.dims()?, call);
-        Ok((forward, Saved { origin, memory }))
+        let mut results = self.results(plan, inputs)?;
+        let (Done { report, trace }, saved) = self.forward_saving_into(plan, inputs, &mut results.out())?;
+        Ok((Forward { report, trace, ..results }, saved))
     }
 
-    fn origin(&self, plan: &Plan, inputs: &Inputs<'_>, dims: &Dims, call: u64) -> Origin {
-        let agreement = Agreement::new(plan, inputs, dims, &self.config);
-        Origin { operation: self.number, rank: self.pe.rank(), call, agreement }
+    /// [`forward_saving`](Self::forward_saving) into memory of the caller.
+    ///
+    /// # Errors
+    /// As [`forward_into`](Self::forward_into).
+    pub fn forward_saving_into(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        out: &mut ForwardOut<'_>,
+    ) -> Result<(Done, Saved<X>), OpError> {
+        let (done, memory, call) = self.checked_forward(plan, inputs, out, true)?;
+        Ok((done, self.saved(memory, call)))
+    }
+
+    /// What the forward call of number `call`, the latest one, leaves.
+    pub(super) fn saved(&self, memory: Option<SavedMemory<X>>, call: u64) -> Saved<X> {
+        let memory = memory.expect("a step that saves returns what it saved");
+        let (what, agreement) = self.agreed[&Direction::Forward].clone();
+        Saved { origin: Origin { operation: self.number, rank: self.pe.rank(), call, what, agreement }, memory }
     }
 
     /// Gradients of a loss L with respect to this PE's inputs, from those with respect to its outputs. All PEs call it, with
@@ -57,15 +74,38 @@ impl<X: Executor> ContextParallel<'_, X> {
         saved: Saved<X>,
         upstream: &Upstream<'_>,
     ) -> Result<Backward, OpError> {
-        let dims = self.checked_backward(plan, inputs, &saved, upstream)?;
+        self.check_backward(plan, inputs, &saved, upstream)?;
+        let mut gradients = Gradients::zeros(inputs);
+        let Done { report, trace } = self.backward_into(plan, inputs, saved, upstream, &mut gradients.views_mut())?;
+        Ok(Backward { gradients, report, trace })
+    }
+
+    /// [`backward`](Self::backward) into memory of the caller, which has room for each gradient that there is. Tensors may lie on
+    /// the host or where the operation computes, mixed. The gradients are complete when it returns.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward), and as [`forward_into`](Self::forward_into) for `out`.
+    pub fn backward_into(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        saved: Saved<X>,
+        upstream: &Upstream<'_>,
+        out: &mut BackwardOut<'_>,
+    ) -> Result<Done, OpError> {
+        let dims = self.check_backward_into(plan, inputs, &saved, upstream, out, false)?;
         let Saved { origin, mut memory } = saved;
-        // The number that this call is about to get.
-        let age = self.pe.latest_call(self.pe.rank()) + 1 - origin.call;
-        let call = self.pe.note_call(Direction::Backward.note(age));
-        let result = self.run_backward(plan, inputs, &dims, &mut memory, upstream, (call, age));
-        let backward = self.settled(result, Direction::Backward, call)?;
+        let mut made = self.note_backward(&origin);
+        let launched = self.launch_backward(plan, inputs, &dims, &mut memory, upstream, out, &mut made);
+        let result = launched.and_then(|launched| {
+            launched.complete(&mut self.exec, self.pe)?;
+            made.check_sources(self.pe)?;
+            backward::fetch(&mut self.exec, out)?;
+            self.done(&launched)
+        });
+        let done = self.settled(result, Direction::Backward, made.call)?;
         memory.reuse(&mut self.exec);
-        Ok(backward)
+        Ok(done)
     }
 
     /// Everything that can be said against a backward call without another PE, before it is made.
@@ -91,9 +131,31 @@ impl<X: Executor> ContextParallel<'_, X> {
     ) -> Result<Dims, OpError> {
         self.usable()?;
         let dims = self.check(plan, inputs)?;
-        saved.origin.check(&self.origin(plan, inputs, &dims, saved.origin.call))?;
+        self.check_values(inputs)?;
+        saved.origin.check((self.number, self.pe.rank()), plan, (inputs, &dims), &self.config)?;
         let ends = plan.ranks[self.pe.rank()].ends.len();
-        check_upstream(upstream, inputs, &dims, ends, self.config.allow_nonfinite)?;
+        let unchecked = self.config.allow_nonfinite || self.config.values == Values::Trust;
+        check_upstream(upstream, inputs, &dims, ends, unchecked)?;
+        Ok(dims)
+    }
+
+    /// As [`check_backward`](Self::check_backward), and whether the gradients can go to `out`.
+    pub(super) fn check_backward_into(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        saved: &Saved<X>,
+        upstream: &Upstream<'_>,
+        out: &BackwardOut<'_>,
+        in_place: bool,
+    ) -> Result<Dims, OpError> {
+        self.ready(in_place)?;
+        let dims = self.checked_backward(plan, inputs, saved, upstream)?;
+        check_gradients(out, inputs)?;
+        let mut read = inputs.tensors();
+        read.push(("do", &upstream.d_o));
+        read.extend(upstream.d_final_state.as_ref().map(|dht| ("dht", dht)));
+        Places { device: self.exec.location(), in_place }.check(&read, &out.named(inputs))?;
         Ok(dims)
     }
 
@@ -129,17 +191,29 @@ impl<X: Executor> ContextParallel<'_, X> {
         self.held.remove(&handle).map(|saved| saved.memory.reuse(&mut self.exec)).is_some()
     }
 
-    fn run_backward(
+    /// Notes a backward call for other PEs to see.
+    pub(super) fn note_backward(&self, origin: &Origin) -> Made {
+        // The number that this call is about to get.
+        let age = self.pe.latest_call(self.pe.rank()) + 1 - origin.call;
+        Made { call: self.pe.note_call(Direction::Backward.note(age)), age, sources: Vec::new() }
+    }
+
+    /// Launches the backward step of a call that was noted.
+    #[allow(clippy::too_many_arguments)] // the call's own, and two of this module
+    pub(super) fn launch_backward(
         &mut self,
         plan: &Plan,
         inputs: &Inputs<'_>,
         dims: &Dims,
         memory: &mut SavedMemory<X>,
         upstream: &Upstream<'_>,
-        (call, age): (u64, u64),
-    ) -> Result<Backward, OpError> {
-        let layout = self.prepare(Direction::Backward, plan, inputs, dims, age)?;
+        out: &mut BackwardOut<'_>,
+        made: &mut Made,
+    ) -> Result<Launched, OpError> {
+        let layout = self.prepare(Direction::Backward, plan, inputs, dims, made.age)?;
         let mirrored = plan.mirrored();
+        let rank = self.pe.rank();
+        made.sources = mirrored.ranks[rank].receiving().flat_map(|(_, receive)| receive.from.iter().copied()).collect();
         let step = step::Step {
             pe: self.pe,
             plan: &mirrored,
@@ -147,21 +221,39 @@ impl<X: Executor> ContextParallel<'_, X> {
             dims,
             config: &self.config,
             layout,
+            vitals: self.vitals.signs(),
             aligned: self.aligned,
         };
-        let rank = self.pe.rank();
         let step = BackwardStep { step, forward_rank: &plan.ranks[rank], upstream };
         let channel = self.channels.get_mut(&(Direction::Backward, layout)).filter(|_| plan.lanes > 0);
-        let backward = step.run(&mut self.exec, channel, memory)?;
-        // Whose gradients these are made of. (A PE that is far ahead has overwritten its note; then it cannot be told.)
-        let sources = mirrored.ranks[rank].receiving().flat_map(|(_, receive)| receive.from.iter().copied());
-        for other in sources {
-            let note = self.pe.noted_call(other, call).filter(|&note| Direction::of_note(note) == Direction::Backward);
-            if let Some(theirs) = note.map(|note| u64::from(note >> 2)).filter(|&theirs| theirs != age.min(OLDEST)) {
-                return Err(OpError::DifferentSaved { rank, other, number: call, mine: age, theirs });
+        let launched = step.launch(&mut self.exec, &mut self.backward_tables, channel, memory, out)?;
+        self.steps += 1;
+        Ok(launched)
+    }
+}
+
+/// A backward call that was made.
+#[derive(Clone, Debug)]
+pub(super) struct Made {
+    pub call: u64,
+    /// How many calls ago the forward call was.
+    pub age: u64,
+    /// Whose gradients this PE's are made of.
+    pub sources: Vec<usize>,
+}
+
+impl Made {
+    /// Whether those PEs went backward with what the same forward call saved, once the step has ended. (A PE that is far ahead
+    /// has overwritten its note; then it cannot be told.)
+    pub fn check_sources(&self, pe: &Pe) -> Result<(), OpError> {
+        let (rank, number, mine) = (pe.rank(), self.call, self.age);
+        for &other in &self.sources {
+            let note = pe.noted_call(other, number).filter(|&note| Direction::of_note(note) == Direction::Backward);
+            if let Some(theirs) = note.map(|note| u64::from(note >> 2)).filter(|&theirs| theirs != mine.min(OLDEST)) {
+                return Err(OpError::DifferentSaved { rank, other, number, mine, theirs });
             }
         }
-        Ok(backward)
+        Ok(())
     }
 }
 

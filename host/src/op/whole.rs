@@ -92,13 +92,14 @@ impl Share {
     }
 }
 
-/// Checks that `whole` is what `plan` cuts up, and its values.
+/// Checks that `whole` is what `plan` cuts up, and its values, which are copied from memory of the host.
 ///
 /// # Errors
 /// [`OpError::Input`].
 pub fn check_whole(plan: &Plan, whole: &Inputs<'_>, config: &Config) -> Result<(), OpError> {
     use crate::error::InputError;
     let dims = whole.dims()?;
+    whole.check_on_host()?;
     // Every rank holds all rows of the batch; packed sequences have one.
     let (want_b, want_t) = (plan.ranks[0].batch, plan.layout.tokens());
     if (dims.b, dims.t) != (want_b, want_t) {

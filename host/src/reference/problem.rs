@@ -68,6 +68,7 @@ impl Problem {
     /// [`ProblemError`], if shapes, types, `cu_seqlens` or the number of initial states do not fit together.
     pub fn new(inputs: &Inputs<'_>, cu_seqlens: Option<&[usize]>) -> Result<Self, ProblemError> {
         let dims = inputs.dims()?;
+        inputs.check_on_host()?;
         let sequences = sequences(dims.b, dims.t, cu_seqlens)?;
         if let Some(h0) = &inputs.initial_state
             && h0.shape()[0] != sequences.len()

@@ -6,10 +6,11 @@
 //! newer drivers return. Here nothing is linked, [`sys::load`] tells whether there is a driver, and an error is the driver's
 //! own [number](error::CudaError).
 //!
-//! Owned here are contexts, devices and memory; [`sys`] has the raw functions for everything else.
+//! Owned here are contexts, devices, graphs and memory; [`sys`] has the raw functions for everything else.
 
 pub mod context;
 pub mod device;
 pub mod error;
+pub mod graph;
 pub mod memory;
 pub mod sys;

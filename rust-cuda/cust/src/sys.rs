@@ -34,6 +34,9 @@ handles! {
     CUfunction CUfunc_st "a kernel";
     CUstream CUstream_st "a stream";
     CUevent CUevent_st "an event";
+    CUgraph CUgraph_st "a graph of launches, copies and fills";
+    CUgraphExec CUgraphExec_st "a graph that can be launched";
+    CUgraphNode CUgraphNode_st "a node of a graph";
 }
 
 /// Handle of a GPU.
@@ -196,8 +199,18 @@ functions! {
         fn cuEventCreate(event: *mut CUevent, flags: c_uint);
         fn cuEventDestroy_v2(event: CUevent);
         fn cuEventRecord(event: CUevent, stream: CUstream);
+        fn cuEventQuery(event: CUevent);
         fn cuEventSynchronize(event: CUevent);
         fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent);
+        fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_int);
+        fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
+        fn cuStreamIsCapturing(stream: CUstream, status: *mut c_int);
+        fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize);
+        fn cuGraphNodeGetType(node: CUgraphNode, kind: *mut c_int);
+        fn cuGraphDestroy(graph: CUgraph);
+        fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64);
+        fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
+        fn cuGraphExecDestroy(exec: CUgraphExec);
     }
     newer {
         fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, size: *mut usize);

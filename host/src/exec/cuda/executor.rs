@@ -1,18 +1,23 @@
 //! Steps on a GPU.
 
-use std::time::Instant;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
+use kernels_gpu::begin::{self, BeginParams};
 use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::{TrapRecord, Watch};
 
 use super::buffers::{Buffers, Counted, Use};
-use super::{CudaError, DeviceBuffer, Event, Gpu, HostBuffer, Kernels, Shape, Stream};
+use super::graph::Graph;
+use super::{CudaError, DeviceBuffer, Event, Gpu, HostBuffer, Kernels, Residency, Shape, Sharing, Stream};
 use crate::exec::cpu::code;
 use crate::exec::{
-    Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits,
+    Blocks, Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times,
+    Waits,
 };
 use crate::heap::{DevicePool, Heap};
-use crate::tensor::{Data, Dtype, Tensor, TensorView};
+use crate::inputs::Op;
+use crate::tensor::{Data, Dtype, Location, TensorView, TensorViewMut};
 use crate::world::Pe;
 
 /// Threads of a warpgroup.
@@ -21,35 +26,6 @@ const WARPGROUP: usize = 128;
 /// Places in [`Watch`].
 const ABORT: usize = std::mem::offset_of!(Watch, abort);
 const TRAP: usize = std::mem::offset_of!(Watch, trap);
-
-/// How PEs share a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sharing {
-    /// PEs that run on one GPU at the same time; the same on all PEs.
-    pub pes: usize,
-    /// Whether their kernels start while others' run, as those of processes under MPS do. Threads of one process do not:
-    /// there allocating, loading and launching can wait for everything that runs.
-    pub concurrent: bool,
-}
-
-impl Sharing {
-    /// A GPU for each PE.
-    pub const NONE: Self = Self { pes: 1, concurrent: true };
-
-    fn waits(self) -> Waits {
-        if self.pes > 1 && !self.concurrent { Waits::Host } else { Waits::Kernels }
-    }
-
-    /// Blocks of a launch that stays until its work is done, of a kernel of which `resident` fit the whole GPU of `sms` SMs.
-    ///
-    /// Kernels that wait for those of other PEs must leave room for them, whatever these need. With no more blocks in all
-    /// than there are SMs, a block that has yet to start finds an SM without any.
-    fn blocks(self, resident: u32, sms: u32) -> u32 {
-        let pes = self.pes.max(1) as u32;
-        let most = if pes > 1 && self.concurrent { sms / pes } else { resident / pes };
-        most.min(resident / pes).max(1)
-    }
-}
 
 /// A PE's GPU, its stream and its memory.
 pub struct CudaExecutor {
@@ -65,7 +41,13 @@ pub struct CudaExecutor {
     returned: Vec<Counted>,
     /// A [`Watch`].
     watch: HostBuffer,
-    /// Begin and end of each launch since times were last taken, and spare events.
+    /// How many blocks of a kernel run at once, by its name, threads and shared bytes.
+    residencies: HashMap<(String, u32, u32), Residency>,
+    /// Whether what is launched is captured.
+    captures: bool,
+    timing: bool,
+    /// Begin of the step since times were last taken, begin and end of each launch since then, and spare events.
+    begun: Option<Event>,
     timed: Vec<(Event, Event)>,
     spare: Vec<Event>,
 }
@@ -88,9 +70,100 @@ impl CudaExecutor {
             buffers: Buffers::new(gpu),
             returned: Vec::new(),
             watch: gpu.host_buffer(size_of::<Watch>())?,
+            residencies: HashMap::new(),
+            captures: false,
+            timing: true,
+            begun: None,
             timed: Vec::new(),
             spare: Vec::new(),
         })
+    }
+
+    /// Puts work into the stream `raw` from here on (a `CUstream` or `cudaStream_t`; 0 is the default stream): after what was put
+    /// elsewhere before. Costs nothing if it is that stream already. Set it before the stream begins to capture.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`] if the streams cannot be put in order.
+    ///
+    /// # Safety
+    /// A stream of this GPU's primary context, which lives until the executor gets another one or is dropped.
+    pub unsafe fn use_stream(&mut self, raw: u64) -> Result<(), CudaError> {
+        if self.stream.raw() as u64 == raw {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        let stream = unsafe { Stream::borrowed(&self.gpu, raw) };
+        let before = self.event()?;
+        before.record(&self.stream)?;
+        stream.wait(&before)?;
+        self.spare.push(before);
+        self.stream = stream;
+        Ok(())
+    }
+
+    /// Captures what is launched from here on, in place of launching it.
+    pub(crate) fn begin_capture(&mut self) -> Result<(), CudaError> {
+        self.stream.begin_capture()
+    }
+
+    /// Ends the capture.
+    pub(crate) fn end_capture(&mut self) -> Result<Graph, CudaError> {
+        self.captures = false;
+        self.stream.end_capture()
+    }
+
+    /// Puts what was captured into the stream.
+    ///
+    /// # Safety
+    /// Tensors that the captured steps use are where they were, until the stream has done them.
+    pub(crate) unsafe fn replay(&mut self, graph: &Graph) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise for tensors; everything else was pinned while it was captured.
+        unsafe { graph.launch(&self.stream) }
+    }
+
+    /// Memory for `what`; while launches are captured there is only what was there before.
+    fn memory(&mut self, what: Use, bytes: usize) -> Result<&DeviceBuffer, ExecError> {
+        if self.captures && !self.buffers.pin(what, bytes) {
+            return Err(ExecError::NotWarm { what: "scratch memory" });
+        }
+        Ok(self.buffers.at_least(&self.stream, what, bytes)?)
+    }
+
+    fn residency(&mut self, name: &str, threads: u32, shared_bytes: u32) -> Result<Residency, CudaError> {
+        let key = (name.to_owned(), threads, shared_bytes);
+        if let Some(&found) = self.residencies.get(&key) {
+            return Ok(found);
+        }
+        let found = self.kernels.function(name).residency(threads, shared_bytes)?;
+        self.residencies.insert(key, found);
+        Ok(found)
+    }
+
+    /// Launches `params`' kernel of the name `name`.
+    fn run<K: Kernel>(&mut self, name: &str, blocks: &Blocks, params: &K) -> Result<(), ExecError> {
+        let threads = (blocks.warpgroups * WARPGROUP) as u32;
+        let shared_bytes = blocks.shared_bytes as u32;
+        let resident = match blocks.grid {
+            Grid::Blocks(_) => None,
+            Grid::Resident => Some(self.residency(name, threads, shared_bytes)?),
+        };
+        let count = match (blocks.grid, resident) {
+            (Grid::Blocks(blocks), _) => blocks as u32,
+            (Grid::Resident, residency) => residency.map_or(0, |r| self.sharing.blocks(r.blocks(), r.sms)),
+        };
+        if count == 0 {
+            return Ok(());
+        }
+        let function = self.kernels.function(name);
+        let shape = Shape { blocks: count, threads, shared_bytes };
+        if let Some(residency) = resident {
+            function.check_resident(shape, residency, self.sharing.pes as u32)?;
+        }
+        // SAFETY: the entry takes these parameters by value. Memory that they name stays until the stream has done the step: the
+        // executor's, because its release waits for the stream's work, the caller's by its promise, where a call returns before.
+        unsafe { function.launch(&self.stream, shape, params)? };
+        tracing::debug!(kernel = K::NAME, blocks = count, threads, shared_bytes, "launched");
+        Ok(())
     }
 
     fn event(&mut self) -> Result<Event, CudaError> {
@@ -98,7 +171,7 @@ impl CudaExecutor {
     }
 
     /// Waits for all launches so far. Kernels that wait for another PE give up when `peer_failed`.
-    fn wait(&self, peer_failed: &dyn Fn() -> bool) -> Result<(), CudaError> {
+    fn wait_until_done(&self, peer_failed: &dyn Fn() -> bool) -> Result<(), CudaError> {
         let (mut told, mut warned) = (false, false);
         self.stream.synchronize_with(|| {
             if !told && peer_failed() {
@@ -114,8 +187,16 @@ impl CudaExecutor {
     }
 }
 
-fn param(buffer: &DeviceBuffer, len: usize, dtype: Dtype) -> Param {
-    if len == 0 { Param::absent() } else { Param::new(buffer.address(), len, code(dtype)) }
+fn param(address: u64, len: usize, dtype: Dtype) -> Param {
+    if len == 0 { Param::absent() } else { Param::new(address, len, code(dtype)) }
+}
+
+/// A tensor of the caller where it lies, if that is where kernels run.
+fn in_place(found: Location, want: Location, address: u64, len: usize, dtype: Dtype) -> Result<Param, ExecError> {
+    if len > 0 && found != want {
+        return Err(ExecError::Elsewhere { found, want });
+    }
+    Ok(param(address, len, dtype))
 }
 
 fn bytes_of<'a>(data: &Data<'a>) -> &'a [u8] {
@@ -142,7 +223,14 @@ impl Executor for CudaExecutor {
     fn keep(&mut self, bytes: usize) -> Result<Counted, ExecError> {
         // Layers are alike, so what one gave back is just what another asks for; nothing is allocated in the long run.
         if let Some(at) = self.returned.iter().position(|buffer| buffer.len() == bytes) {
-            return Ok(self.returned.swap_remove(at));
+            let found = self.returned.swap_remove(at);
+            if self.captures {
+                self.buffers.pin_memory(&found);
+            }
+            return Ok(found);
+        }
+        if self.captures && bytes > 0 {
+            return Err(ExecError::NotWarm { what: "memory that a forward call keeps for its backward call" });
         }
         // One comes, one goes: sizes that are not asked for any more do not pile up.
         self.returned.drain(..self.returned.len().min(1));
@@ -150,35 +238,58 @@ impl Executor for CudaExecutor {
     }
 
     fn reuse(&mut self, memory: Counted) {
+        if self.captures {
+            self.buffers.pin_memory(&memory);
+        }
         self.returned.push(memory);
     }
 
-    fn input(&mut self, slot: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError> {
-        let bytes = bytes_of(&tensor.data());
-        let memory = self.buffers.at_least(&self.stream, Use::Slot(slot), bytes.len())?;
-        memory.upload(&self.stream, 0, bytes)?;
-        Ok(param(memory, tensor.data().len(), tensor.dtype()))
+    fn write(&mut self, memory: &mut Counted, at: usize, bytes: &[u8]) -> Result<(), ExecError> {
+        Ok(memory.upload(&self.stream, at, bytes)?)
     }
 
-    fn output(&mut self, slot: Slot, tensor: &mut Tensor) -> Result<Param, ExecError> {
-        let bytes = tensor.data.bytes().len();
+    fn read(&mut self, memory: &mut Counted, at: usize, bytes: &mut [u8]) -> Result<(), ExecError> {
+        Ok(memory.download(&self.stream, at, bytes)?)
+    }
+
+    fn location(&self) -> Location {
+        Location::Gpu(self.gpu.properties().ordinal)
+    }
+
+    fn input(&mut self, slot: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError> {
+        let (len, dtype) = (tensor.len(), tensor.dtype());
+        let Some(data) = tensor.host() else {
+            return in_place(tensor.location(), self.location(), tensor.address(), len, dtype);
+        };
+        let (stream, bytes) = (&self.stream, bytes_of(&data));
+        let memory = self.buffers.at_least(stream, Use::Slot(slot), bytes.len())?;
+        memory.upload(stream, 0, bytes)?;
+        Ok(param(memory.address(), len, dtype))
+    }
+
+    fn output(&mut self, slot: Slot, tensor: &mut TensorViewMut<'_>) -> Result<Param, ExecError> {
+        let (len, dtype) = (tensor.len(), tensor.dtype());
+        if tensor.location() != Location::Host {
+            return in_place(tensor.location(), self.location(), tensor.address(), len, dtype);
+        }
+        let bytes = tensor.byte_len();
         let memory = self.buffers.at_least(&self.stream, Use::Slot(slot), bytes)?;
         // Whatever a kernel should fail to write must not look like a result.
         memory.fill_async(&self.stream, 0, bytes, 0xff)?;
-        Ok(param(memory, tensor.data.data().len(), tensor.data.dtype()))
+        Ok(param(memory.address(), len, dtype))
     }
 
-    fn fetch(&mut self, slot: Slot, tensor: &mut Tensor) -> Result<(), ExecError> {
-        let bytes = tensor.data.bytes_mut();
-        if let Some(memory) = self.buffers.get(Use::Slot(slot)).filter(|_| !bytes.is_empty()) {
+    fn fetch(&mut self, slot: Slot, tensor: &mut TensorViewMut<'_>) -> Result<(), ExecError> {
+        let Some(bytes) = tensor.host_bytes_mut().filter(|bytes| !bytes.is_empty()) else { return Ok(()) };
+        if let Some(memory) = self.buffers.get(Use::Slot(slot)) {
             memory.download(&self.stream, 0, bytes)?;
         }
         Ok(())
     }
 
     fn scratch(&mut self, which: Scratch, len: usize, dtype: Dtype) -> Result<Param, ExecError> {
-        let memory = self.buffers.at_least(&self.stream, Use::Scratch(which), len * dtype.size())?;
-        Ok(param(memory, len, dtype))
+        let memory = self.memory(Use::Scratch(which), len * dtype.size())?;
+        Ok(param(memory.address(), len, dtype))
     }
 
     fn scratch_bytes(&self) -> usize {
@@ -192,8 +303,12 @@ impl Executor for CudaExecutor {
         Ok(device.address())
     }
 
+    fn wait(&mut self, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError> {
+        Ok(self.wait_until_done(peer_failed)?)
+    }
+
     fn get_image(&mut self, image: &mut Image, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError> {
-        self.wait(peer_failed)?;
+        self.wait_until_done(peer_failed)?;
         if let Some(device) = self.buffers.get(Use::Image) {
             device.download(&self.stream, 0, image.bytes_mut())?;
             tracing::debug!("all launches so far have ended");
@@ -201,9 +316,8 @@ impl Executor for CudaExecutor {
         Ok(())
     }
 
-    fn watch(&mut self) -> Result<u64, ExecError> {
-        self.watch.write(0, <Watch as bytemuck::Zeroable>::zeroed());
-        Ok(self.watch.device_address())
+    fn watch(&self) -> u64 {
+        self.watch.device_address()
     }
 
     fn trap(&self) -> TrapRecord {
@@ -213,48 +327,80 @@ impl Executor for CudaExecutor {
         TrapRecord { state, ..self.watch.read(TRAP) }
     }
 
+    fn prepare(&mut self, timed: bool) -> Result<(), ExecError> {
+        self.captures = self.stream.is_capturing()?;
+        self.timing = timed && !self.captures;
+        self.spare.extend(self.begun.take());
+        for (begin, end) in self.timed.drain(..) {
+            self.spare.extend([begin, end]);
+        }
+        Ok(())
+    }
+
+    fn captures(&self) -> bool {
+        self.captures
+    }
+
+    fn begin(&mut self, params: &BeginParams) -> Result<(), ExecError> {
+        if self.timing {
+            let begin = self.event()?;
+            begin.record(&self.stream)?;
+            self.begun = Some(begin);
+        }
+        let blocks = (Grid::Blocks(begin::BLOCKS), begin::WARPGROUPS, begin::shared_bytes()).into();
+        // It is the same for all operations and element types.
+        self.run(&BeginParams::device_entry(Op::Kda, Dtype::F32), &blocks, params)
+    }
+
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {
-        let (begin, end) = (self.event()?, self.event()?);
-        let threads = (launch.blocks.warpgroups * WARPGROUP) as u32;
-        let shared_bytes = launch.blocks.shared_bytes as u32;
         let name = match launch.blocks.body {
             Body::Portable => K::device_entry(launch.op, launch.dtype),
             Body::Hopper => K::hopper_entry(launch.op, launch.blocks.warpgroups),
         };
-        let function = self.kernels.function(&name);
-        let blocks = match launch.blocks.grid {
-            Grid::Blocks(blocks) => blocks as u32,
-            Grid::Resident => {
-                let residency = function.residency(threads, shared_bytes)?;
-                self.sharing.blocks(residency.blocks(), residency.sms)
-            }
-        };
-        begin.record(&self.stream)?;
-        if blocks > 0 {
-            let shape = Shape { blocks, threads, shared_bytes };
-            if launch.blocks.grid == Grid::Resident {
-                function.check_resident(shape, self.sharing.pes as u32)?;
-            }
-            // SAFETY: the entry takes these parameters by value; the step keeps all memory that they name until it has
-            // read the image back, which waits for the stream.
-            unsafe { function.launch(&self.stream, shape, params)? };
+        if !self.timing {
+            return self.run(&name, &launch.blocks, params);
         }
+        let (begin, end) = (self.event()?, self.event()?);
+        begin.record(&self.stream)?;
+        self.run(&name, &launch.blocks, params)?;
         end.record(&self.stream)?;
         self.timed.push((begin, end));
-        tracing::debug!(kernel = K::NAME, blocks, threads, shared_bytes, "launched");
         Ok(())
     }
 
+    type Mark = Event;
+
+    fn mark(&mut self) -> Result<Event, ExecError> {
+        // Its holder may keep it for long, so it is none of the spare ones.
+        let mark = self.gpu.event()?;
+        mark.record(&self.stream)?;
+        Ok(mark)
+    }
+
+    fn reached(&mut self, mark: &Event) -> Result<bool, ExecError> {
+        Ok(mark.is_reached(&self.stream)?)
+    }
+
+    fn between(&self, from: &Event, to: &Event) -> Result<Duration, ExecError> {
+        Ok(to.since(from)?)
+    }
+
+    fn give_up(&mut self) {
+        self.watch.write(ABORT, 1_u64);
+    }
+
     fn take_times(&mut self) -> Result<Times, ExecError> {
-        self.stream.synchronize()?;
         let mut times = Times::default();
-        if let (Some((first, _)), Some((_, last))) = (self.timed.first(), self.timed.last()) {
-            times.span = last.since(first)?;
+        let (begun, timed) = (self.begun.take(), std::mem::take(&mut self.timed));
+        if let Some((first, last)) = timed.first().zip(timed.last()) {
+            self.stream.synchronize()?;
+            times.span = last.1.since(begun.as_ref().unwrap_or(&first.0))?;
         }
-        for (begin, end) in std::mem::take(&mut self.timed) {
+        for (begin, end) in timed {
             times.launches.push(end.since(&begin)?);
             self.spare.extend([begin, end]);
         }
+        self.spare.extend(begun);
         Ok(times)
     }
 
@@ -297,25 +443,5 @@ impl Executor for CudaExecutor {
 
     fn set_clock_origin(&mut self, _: Instant) {
         // Kernels stamp the device's own clock.
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blocks_that_wait_leave_room_for_those_of_other_pes() {
-        let sharing = |pes, concurrent| Sharing { pes, concurrent };
-        assert_eq!(Sharing::NONE.blocks(264, 132), 264);
-        assert_eq!((sharing(8, false).blocks(264, 132), sharing(8, true).blocks(264, 132)), (33, 16));
-        assert_eq!((sharing(200, true).blocks(264, 132), sharing(2, true).blocks(66, 132)), (1, 33));
-    }
-
-    #[test]
-    fn pes_that_may_hold_each_other_up_wait_on_the_host() {
-        assert_eq!(Sharing { pes: 2, concurrent: false }.waits(), Waits::Host);
-        assert_eq!(Sharing { pes: 2, concurrent: true }.waits(), Waits::Kernels);
-        assert_eq!(Sharing { pes: 1, concurrent: false }.waits(), Waits::Kernels);
     }
 }

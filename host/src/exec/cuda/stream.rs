@@ -4,14 +4,19 @@ use std::ffi::c_uint;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::driver::{self, CUevent, CUstream, check, code, failure};
+use cust::graph::{self, CaptureMode};
+
+use super::driver::{self, CUevent, CUstream, check, checked, code, failure};
+use super::graph::Graph;
 use super::{CudaError, Gpu};
 
-/// A stream that waits for no other one, the default stream included.
+/// A stream: one that waits for no other, the default stream included, or one that somebody else made.
 #[derive(Debug)]
 pub struct Stream {
     raw: CUstream,
     gpu: Gpu,
+    /// Whether it goes with this handle.
+    owned: bool,
     /// Kernels launched since the stream was last known to be done, for the error that one of them may cause.
     running: Mutex<Vec<Arc<str>>>,
 }
@@ -32,7 +37,7 @@ impl Gpu {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle; the context is current.
         check("cuStreamCreate", unsafe { driver::cuStreamCreate(&mut raw, NON_BLOCKING) })?;
-        Ok(Stream { raw, gpu: self.clone(), running: Mutex::default() })
+        Ok(Stream { raw, gpu: self.clone(), owned: true, running: Mutex::default() })
     }
 
     /// A new event that can tell times.
@@ -49,6 +54,46 @@ impl Gpu {
 }
 
 impl Stream {
+    /// A stream of somebody else: a `CUstream` or `cudaStream_t`, of which 0 is the default stream.
+    ///
+    /// # Safety
+    /// A stream of the GPU's primary context that lives as long as the handle.
+    pub unsafe fn borrowed(gpu: &Gpu, raw: u64) -> Self {
+        let raw = std::ptr::with_exposed_provenance_mut(raw as usize);
+        Self { raw, gpu: gpu.clone(), owned: false, running: Mutex::default() }
+    }
+
+    /// Whether it captures what is put into it, in place of doing it.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    pub fn is_capturing(&self) -> Result<bool, CudaError> {
+        // The default stream cannot, and must not be asked while another one does.
+        if self.raw.is_null() {
+            return Ok(false);
+        }
+        self.gpu.make_current()?;
+        // SAFETY: a live handle of the current context.
+        checked("cuStreamIsCapturing", unsafe { graph::is_capturing(self.raw) })
+    }
+
+    /// Captures what is put into it from here on. Calls of this thread that a capture does not allow fail until its end.
+    pub(super) fn begin_capture(&self) -> Result<(), CudaError> {
+        self.gpu.make_current()?;
+        // SAFETY: a live handle of the current context.
+        checked("cuStreamBeginCapture", unsafe { graph::begin_capture(self.raw, CaptureMode::ThreadLocal) })
+    }
+
+    /// What was captured.
+    pub(super) fn end_capture(&self) -> Result<Graph, CudaError> {
+        self.gpu.make_current()?;
+        // Noted when they were captured, and not running.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        // SAFETY: a live handle of the current context.
+        let captured = checked("cuStreamEndCapture", unsafe { graph::end_capture(self.raw) })?;
+        Graph::new(&self.gpu, captured)
+    }
+
     /// The GPU.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
@@ -189,14 +234,18 @@ impl Stream {
         }
     }
 
-    /// Judges the status of a call that reports what the stream's work ended with.
+    /// Judges the status of a call that reports what all of the stream's work ended with.
     fn done(&self, call: &'static str, status: i32) -> Result<(), CudaError> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        self.judge(call, status)?;
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        Ok(())
+    }
+
+    /// Judges the status of a call that reports what some of the stream's work ended with.
+    fn judge(&self, call: &'static str, status: i32) -> Result<(), CudaError> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         match status {
-            0 => {
-                running.clear();
-                Ok(())
-            }
+            0 => Ok(()),
             _ if running.is_empty() => check(call, status),
             _ => {
                 let kernels = running.iter().map(|kernel| kernel.to_string()).collect();
@@ -208,6 +257,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
         // Work that is queued goes on without the handle. A failure means that the context is gone, and the stream too.
         let _ = self.gpu.make_current();
         // SAFETY: this handle's only release.
@@ -236,6 +288,19 @@ impl Event {
         self.gpu.make_current()?;
         // SAFETY: live handles.
         check("cuEventRecord", unsafe { driver::cuEventRecord(self.raw, stream.raw()) })
+    }
+
+    /// Whether `stream`, in which it lies, has come here.
+    ///
+    /// # Errors
+    /// As [`Stream::synchronize`], if the work before it failed.
+    pub fn is_reached(&self, stream: &Stream) -> Result<bool, CudaError> {
+        self.gpu.make_current()?;
+        // SAFETY: a live handle.
+        match unsafe { driver::cuEventQuery(self.raw) } {
+            code::NOT_READY => Ok(false),
+            status => stream.judge("cuEventQuery", status).map(|()| true),
+        }
     }
 
     /// Waits until the stream has come here.

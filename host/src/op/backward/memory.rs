@@ -7,11 +7,11 @@ use kernels_gpu::tile::host::Checker;
 
 use super::BackwardStep;
 use crate::exec::{ExecError, Executor, Grid, Scratch, Slot};
-use crate::gradients::Gradients;
 use crate::inputs::{Dims, Op};
+use crate::op::BackwardOut;
 use crate::op::saved::SavedMemory;
 use crate::op::step::optional;
-use crate::tensor::{Dtype, Tensor};
+use crate::tensor::{Dtype, TensorViewMut};
 
 /// Tensors in device memory.
 pub(super) struct Memory {
@@ -50,11 +50,6 @@ struct Sums {
 }
 
 impl BackwardStep<'_> {
-    /// Gradients of this PE, zero.
-    pub(super) fn gradients(&self) -> Gradients {
-        Gradients::zeros(self.step.inputs)
-    }
-
     /// Whether `grad` leaves the gradients of q and k of every value head to `reduce`.
     fn reduces_rows(&self) -> bool {
         self.step.inputs.l2norm || self.step.dims.hv != self.step.dims.h
@@ -64,7 +59,7 @@ impl BackwardStep<'_> {
         &self,
         exec: &mut X,
         chunks: usize,
-        gradients: &mut Gradients,
+        out: &mut BackwardOut<'_>,
         saved: &mut SavedMemory<X>,
     ) -> Result<Memory, ExecError> {
         let step = &self.step;
@@ -80,23 +75,23 @@ impl BackwardStep<'_> {
                 sizes,
             },
         };
-        let mut output = |slot, x: Option<&mut Tensor>| match x {
+        let mut output = |slot, x: Option<&mut TensorViewMut<'_>>| match x {
             Some(x) => exec.output(slot, x),
             None => Ok(Param::absent()),
         };
-        let (dq, dk) = (output(Slot::DQ, Some(&mut gradients.dq))?, output(Slot::DK, Some(&mut gradients.dk))?);
-        let (dv, dg) = (output(Slot::DV, Some(&mut gradients.dv))?, output(Slot::DGate, Some(&mut gradients.dg))?);
-        let dbeta = output(Slot::DBeta, Some(&mut gradients.dbeta))?;
-        let da_log = output(Slot::DALog, gradients.da_log.as_mut())?;
-        let ddt_bias = output(Slot::DDtBias, gradients.ddt_bias.as_mut())?;
-        let d_initial = output(Slot::DInitialState, gradients.d_initial_state.as_mut())?;
+        let (dq, dk) = (output(Slot::DQ, Some(&mut out.dq))?, output(Slot::DK, Some(&mut out.dk))?);
+        let (dv, dg) = (output(Slot::DV, Some(&mut out.dv))?, output(Slot::DGate, Some(&mut out.dg))?);
+        let dbeta = output(Slot::DBeta, Some(&mut out.dbeta))?;
+        let da_log = output(Slot::DALog, out.da_log.as_mut())?;
+        let ddt_bias = output(Slot::DDtBias, out.ddt_bias.as_mut())?;
+        let d_initial = output(Slot::DInitialState, out.d_initial_state.as_mut())?;
 
         let normalised = Some(step.inputs).filter(|x| x.l2norm);
         let q = optional(exec, Slot::Q, normalised.map(|x| &x.q))?;
         let rows = optional(exec, Slot::K, normalised.map(|x| &x.k))?;
         let sums = Sums { dq, dk, da_log, ddt_bias, q, k: rows };
         let heads = if self.reduces_rows() { tokens * hv * k } else { 0 };
-        let shares = |gradient: &Option<Tensor>| gradient.as_ref().map_or(0, |x| chunks * x.data.data().len());
+        let shares = |gradient: &Option<TensorViewMut<'_>>| gradient.as_ref().map_or(0, |x| chunks * x.len());
         let receiving = step.rank().receiving().count() * hv;
         // In exact mode what arrives is not merged, but walked from.
         let merged = if step.config.mode == crate::op::Mode::Exact { 0 } else { receiving * v * k };
@@ -116,8 +111,8 @@ impl BackwardStep<'_> {
             dg,
             dbeta,
             d_initial,
-            a_log_shares: exec.scratch(Scratch::ALogShares, shares(&gradients.da_log), Dtype::F32)?,
-            dt_bias_shares: exec.scratch(Scratch::DtBiasShares, shares(&gradients.ddt_bias), Dtype::F32)?,
+            a_log_shares: exec.scratch(Scratch::ALogShares, shares(&out.da_log), Dtype::F32)?,
+            dt_bias_shares: exec.scratch(Scratch::DtBiasShares, shares(&out.ddt_bias), Dtype::F32)?,
             sums,
         })
     }
@@ -242,18 +237,18 @@ impl Memory {
 }
 
 /// Brings the results to the caller's memory.
-pub(super) fn fetch<X: Executor>(exec: &mut X, gradients: &mut Gradients) -> Result<(), ExecError> {
+pub(in super::super) fn fetch<X: Executor>(exec: &mut X, out: &mut BackwardOut<'_>) -> Result<(), ExecError> {
     let always = [
-        (Slot::DQ, &mut gradients.dq),
-        (Slot::DK, &mut gradients.dk),
-        (Slot::DV, &mut gradients.dv),
-        (Slot::DGate, &mut gradients.dg),
-        (Slot::DBeta, &mut gradients.dbeta),
+        (Slot::DQ, &mut out.dq),
+        (Slot::DK, &mut out.dk),
+        (Slot::DV, &mut out.dv),
+        (Slot::DGate, &mut out.dg),
+        (Slot::DBeta, &mut out.dbeta),
     ];
     let optional = [
-        (Slot::DALog, gradients.da_log.as_mut()),
-        (Slot::DDtBias, gradients.ddt_bias.as_mut()),
-        (Slot::DInitialState, gradients.d_initial_state.as_mut()),
+        (Slot::DALog, out.da_log.as_mut()),
+        (Slot::DDtBias, out.ddt_bias.as_mut()),
+        (Slot::DInitialState, out.d_initial_state.as_mut()),
     ];
     let present = optional.into_iter().filter_map(|(slot, x)| Some((slot, x?)));
     for (slot, tensor) in always.into_iter().chain(present) {

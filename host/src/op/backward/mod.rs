@@ -23,15 +23,33 @@ use kernels_gpu::params::{FixParams, ScanBackParams, StatesParams, Tensor as Par
 use kernels_gpu::tile::host::Checker;
 
 use super::channel::Channel;
+use super::images::{Form, Images, Work};
+use super::launched::Launched;
 use super::saved::SavedMemory;
-use super::step::{Common, Step, TableParts, WordParts, WorkParts, optional};
+use super::step::{ChannelParts, Common, Step, TableParts, optional};
 use super::tables::HostTables;
-use super::{Backward, Mode, OpError};
+use super::{BackwardOut, Mode, OpError};
 use crate::exec::cpu::code;
-use crate::exec::{Body, Executor, Grid, Image, Slot};
+use crate::exec::{Body, Executor, Grid, Slot};
 use crate::gradients::Upstream;
 use crate::plan::RankPlan;
+pub(super) use memory::fetch;
 use tables::{BackTables, state_items};
+
+/// A backward step's tables, and what the host must know of them.
+#[derive(Clone, Copy)]
+pub(super) struct BackwardTables {
+    parts: TableParts,
+    back: TableParts,
+    channel: ChannelParts,
+    states: Work,
+    first: Work,
+    second: Work,
+    merges: Work,
+    chunks: usize,
+    begins: bool,
+    merges_any: bool,
+}
 
 /// A backward step: `step` follows the mirrored plan.
 pub(super) struct BackwardStep<'a> {
@@ -42,42 +60,53 @@ pub(super) struct BackwardStep<'a> {
 }
 
 impl BackwardStep<'_> {
-    /// Runs the step with what the forward step saved.
-    pub fn run<X: Executor>(
+    /// Launches the step with what the forward step saved; the gradients go to `out`.
+    pub fn launch<X: Executor>(
         &self,
         exec: &mut X,
+        images: &mut Images<X, BackwardTables>,
         channel: Option<&mut Channel>,
         saved: &mut SavedMemory<X>,
-    ) -> Result<Backward, OpError> {
+        out: &mut BackwardOut<'_>,
+    ) -> Result<Launched, OpError> {
         let step = &self.step;
         let (config, sizes) = (step.config, step.sizes());
         let hv = step.dims.hv;
         let warpgroups = self.scan_warpgroups();
         let state_warpgroups = self.state_warpgroups();
-        let tables = HostTables::segments(self.forward_rank, config.chunk);
-        let back = BackTables::new(step.rank(), config.mode, config.chunk, hv as u32, &step.layout, warpgroups as u32);
-        let states = state_items(tables.segments.len() as u32, hv as u32, &step.layout, state_warpgroups as u32);
-        let mut gradients = self.gradients();
-        let chunks = tables.chunks.len();
-        let memory = self.memory(exec, chunks, &mut gradients, saved)?;
-
         let channel = channel.map(|channel| {
             channel.advance();
             &*channel
         });
-        let mut image = Image::default();
-        let (table_parts, back_parts) =
-            (TableParts::push(&mut image, &tables), TableParts::push(&mut image, &back.tables));
-        let state_work = WorkParts::push(&mut image, &states);
-        let (first_work, second_work) =
-            (WorkParts::push(&mut image, &back.first), WorkParts::push(&mut image, &back.second));
-        let merge_work = WorkParts::push(&mut image, &back.merges);
-        let parts = WordParts::push(&mut image, channel, config.trace);
-        let base = exec.put_image(&image)?;
-        let trace = parts.trace_buffer(base);
+        let form = Form::new(step.plan, step.layout, [warpgroups, state_warpgroups]);
+        let (placed, tables) = images.place(exec, &form, |draft| {
+            let tables = HostTables::segments(self.forward_rank, config.chunk);
+            let layout = &step.layout;
+            let back = BackTables::new(step.rank(), config.mode, config.chunk, hv as u32, layout, warpgroups as u32);
+            let states = state_items(tables.segments.len() as u32, hv as u32, layout, state_warpgroups as u32);
+            BackwardTables {
+                parts: TableParts::push(&mut draft.image, &tables),
+                back: TableParts::push(&mut draft.image, &back.tables),
+                channel: ChannelParts::push(&mut draft.image, channel),
+                states: draft.push_work(&states),
+                first: draft.push_work(&back.first),
+                second: draft.push_work(&back.second),
+                merges: draft.push_work(&back.merges),
+                chunks: tables.chunks.len(),
+                begins: !back.first.is_empty(),
+                merges_any: !back.merges.is_empty(),
+            }
+        })?;
+        let chunks = tables.chunks;
+        let memory = self.memory(exec, chunks, out, saved)?;
+        let ((state_items, state_ticket), (first_items, first_ticket)) =
+            (placed.work(tables.states), placed.work(tables.first));
+        let ((second_items, second_ticket), (merge_items, merge_ticket)) =
+            (placed.work(tables.second), placed.work(tables.merges));
+        let trace = step.vitals.trace_buffer();
         let (v_first, m_dtype) = (step.v_first(), code(step.m_dtype()) as u32);
 
-        let prep_params = step.prep_params(exec, table_parts.at(base, sizes), memory.records, trace)?;
+        let prep_params = step.prep_params(exec, tables.parts.at(placed, sizes), memory.records, trace)?;
         let v = exec.input(Slot::V, &step.inputs.v)?;
         let d_o = exec.input(Slot::DOutput, &self.upstream.d_o)?;
         let states_params = StatesParams {
@@ -88,14 +117,14 @@ impl BackwardStep<'_> {
             state_in: memory.state_in,
             states: memory.states,
             v_new: memory.v_new,
-            items: state_work.items.at(base),
-            ticket: state_work.ticket.at(base),
+            items: state_items,
+            ticket: state_ticket,
             trace,
             v_first,
             pad: 0,
         };
         let first = ScanBackParams {
-            tables: back_parts.at(base, sizes),
+            tables: tables.back.at(placed, sizes),
             records: memory.records,
             d_o,
             initial: optional(exec, Slot::DFinalState, self.upstream.d_final_state.as_ref())?,
@@ -104,14 +133,14 @@ impl BackwardStep<'_> {
             transitions: memory.transitions,
             d_states: memory.d_states,
             d_v_new: memory.d_v_new,
-            items: first_work.items.at(base),
-            ticket: first_work.ticket.at(base),
-            channel: step.channel_params(exec, &parts, base)?,
+            items: first_items,
+            ticket: first_ticket,
+            channel: step.channel_params(exec, &tables.channel, placed, channel),
             trace,
             v_first,
             m_dtype,
         };
-        let second = ScanBackParams { items: second_work.items.at(base), ticket: second_work.ticket.at(base), ..first };
+        let second = ScanBackParams { items: second_items, ticket: second_ticket, ..first };
         let absent = Param::absent();
         let merge_params = FixParams {
             tables: first.tables,
@@ -121,8 +150,8 @@ impl BackwardStep<'_> {
             state_in: memory.state_out,
             o: absent,
             finals: absent,
-            items: merge_work.items.at(base),
-            ticket: merge_work.ticket.at(base),
+            items: merge_items,
+            ticket: merge_ticket,
             channel: first.channel,
             trace,
             v_first,
@@ -145,6 +174,7 @@ impl BackwardStep<'_> {
             // Allocating may wait for what runs on the device of another PE.
             step.pe.barrier("memory for the step")?;
         }
+        step.begin(exec, placed, channel)?;
         if !memory.records_were_kept {
             common.launch(exec, step.prep_blocks(Body::Portable, chunks), &prep_params)?;
         }
@@ -154,28 +184,28 @@ impl BackwardStep<'_> {
             for turn in (0..step.pe.size()).rev() {
                 if turn == step.pe.rank() {
                     common.launch(exec, scan, &first)?;
-                    exec.get_image(&mut image, &peer_failed)?;
+                    exec.wait(&peer_failed)?;
                 }
                 step.pe.barrier("scans in turn")?;
             }
-        } else if !back.first.is_empty() {
+        } else if tables.begins {
             common.launch(exec, scan, &first)?;
         }
         common.launch(exec, self.states_shape(state_warpgroups), &states_params)?;
         if on_host && config.mode == Mode::Overlap {
-            exec.get_image(&mut image, &peer_failed)?;
+            exec.wait(&peer_failed)?;
             step.pe.barrier("scans of the step")?;
         }
 
         let mut exchange = Duration::ZERO;
         if let (Mode::Bulk, Some(channel)) = (config.mode, channel) {
-            exec.get_image(&mut image, &peer_failed)?;
+            exec.wait(&peer_failed)?;
             step.check_trap(exec)?;
             let start = Instant::now();
             step.exchange(exec, channel)?;
             exchange = start.elapsed();
         }
-        if !back.merges.is_empty() {
+        if tables.merges_any {
             let shared = fixup::shared_bytes(step.dims.k, config.chunk, step.inputs.dtype().size());
             common.launch(exec, (Grid::Resident, fixup::WARPGROUPS, shared), &merge_params)?;
             common.launch(exec, scan, &second)?;
@@ -185,12 +215,7 @@ impl BackwardStep<'_> {
             let blocks = Grid::Blocks(reduce::blocks(params.rows as usize));
             common.launch(exec, (blocks, reduce::WARPGROUPS, reduce::shared_bytes(params.cols as usize)), &params)?;
         }
-        exec.get_image(&mut image, &peer_failed)?;
-        step.check_trap(exec)?;
-        common.finish()?;
-        memory::fetch(exec, &mut gradients)?;
-        let report = step.report(exec, &image, &parts, &common, exchange)?;
-        let trace = step.timeline(exec, "backward", &image, &parts);
-        Ok(Backward { gradients, report, trace })
+        common.finish(exec, step)?;
+        Ok(Launched { exchange, ..step.launched(exec, "backward", common) })
     }
 }

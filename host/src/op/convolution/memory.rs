@@ -19,7 +19,7 @@ fn optional<X: Executor>(exec: &mut X, slot: Slot, x: Option<&TensorView<'_>>) -
 }
 
 fn optional_output<X: Executor>(exec: &mut X, slot: Slot, x: Option<&mut Tensor>) -> Result<Param, ExecError> {
-    x.map_or_else(|| Ok(Param::absent()), |x| exec.output(slot, x))
+    x.map_or_else(|| Ok(Param::absent()), |x| exec.output(slot, &mut x.view_mut()))
 }
 
 /// The inputs of every convolution, without results.
@@ -79,7 +79,7 @@ pub(super) fn place_outputs<X: Executor>(
     outputs: &mut [ConvolutionOutput],
 ) -> Result<(), ExecError> {
     for (i, (tensors, output)) in tensors.iter_mut().zip(outputs).enumerate() {
-        tensors.y = exec.output(slot(i, ConvolutionSlot::Y), &mut output.y)?;
+        tensors.y = exec.output(slot(i, ConvolutionSlot::Y), &mut output.y.view_mut())?;
         tensors.finals = optional_output(exec, slot(i, ConvolutionSlot::FinalState), output.final_state.as_mut())?;
     }
     Ok(())
@@ -88,9 +88,9 @@ pub(super) fn place_outputs<X: Executor>(
 /// Brings the results of a forward call into the caller's tensors.
 pub(super) fn fetch_outputs<X: Executor>(exec: &mut X, outputs: &mut [ConvolutionOutput]) -> Result<(), ExecError> {
     for (i, output) in outputs.iter_mut().enumerate() {
-        exec.fetch(slot(i, ConvolutionSlot::Y), &mut output.y)?;
+        exec.fetch(slot(i, ConvolutionSlot::Y), &mut output.y.view_mut())?;
         if let Some(state) = &mut output.final_state {
-            exec.fetch(slot(i, ConvolutionSlot::FinalState), state)?;
+            exec.fetch(slot(i, ConvolutionSlot::FinalState), &mut state.view_mut())?;
         }
     }
     Ok(())
@@ -124,10 +124,10 @@ pub(super) fn place_gradients<X: Executor>(
         let shares = runs * (sizes.width + 1) * sizes.channels[i];
         t.dy = exec.input(slot(i, S::DY), &upstream.dy)?;
         t.d_finals = optional(exec, slot(i, S::DFinalState), upstream.d_final_state.as_ref())?;
-        t.dx = exec.output(slot(i, S::DX), &mut results.dx)?;
+        t.dx = exec.output(slot(i, S::DX), &mut results.dx.view_mut())?;
         t.d_initial = optional_output(exec, slot(i, S::DInitialState), results.d_initial_state.as_mut())?;
         t.shares = exec.scratch(Scratch::ConvolutionShares(i as u8), shares, Dtype::F32)?;
-        t.d_weight = exec.output(slot(i, S::DWeight), &mut results.dweight)?;
+        t.d_weight = exec.output(slot(i, S::DWeight), &mut results.dweight.view_mut())?;
         t.d_bias = optional_output(exec, slot(i, S::DBias), results.dbias.as_mut())?;
         t.runs = runs as u32;
     }
@@ -141,13 +141,13 @@ pub(super) fn fetch_gradients<X: Executor>(
 ) -> Result<(), ExecError> {
     use ConvolutionSlot as S;
     for (i, results) in gradients.iter_mut().enumerate() {
-        exec.fetch(slot(i, S::DX), &mut results.dx)?;
-        exec.fetch(slot(i, S::DWeight), &mut results.dweight)?;
+        exec.fetch(slot(i, S::DX), &mut results.dx.view_mut())?;
+        exec.fetch(slot(i, S::DWeight), &mut results.dweight.view_mut())?;
         if let Some(dbias) = &mut results.dbias {
-            exec.fetch(slot(i, S::DBias), dbias)?;
+            exec.fetch(slot(i, S::DBias), &mut dbias.view_mut())?;
         }
         if let Some(d_initial) = &mut results.d_initial_state {
-            exec.fetch(slot(i, S::DInitialState), d_initial)?;
+            exec.fetch(slot(i, S::DInitialState), &mut d_initial.view_mut())?;
         }
     }
     Ok(())

@@ -119,7 +119,7 @@ impl Step<'_> {
         let mut before = Tensor::zeros(sizes.dtype, &[rank.receiving().count(), sizes.reach(), sizes.columns()]);
         let mut tensors = memory::inputs(exec, self.inputs)?;
         memory::place_outputs(exec, &mut tensors, &mut outputs)?;
-        let before_param = exec.output(BEFORE, &mut before)?;
+        let before_param = exec.output(BEFORE, &mut before.view_mut())?;
         let mut checker = Checker::new();
         memory::expect_written(&mut checker, &tensors);
         if before_param.is_present() {
@@ -128,7 +128,7 @@ impl Step<'_> {
         let report =
             self.run(exec, channel, (&tables, &tensors), before_param, &checker, |tables| ConvolveParams { tables })?;
         memory::fetch_outputs(exec, &mut outputs)?;
-        exec.fetch(BEFORE, &mut before)?;
+        exec.fetch(BEFORE, &mut before.view_mut())?;
         Ok((outputs, before, report))
     }
 
@@ -178,7 +178,7 @@ impl Step<'_> {
         let mut image = Image::default();
         let parts = Parts::push(&mut image, tensors, tables, channel);
         let base = exec.put_image(&image)?;
-        let watch = Array { addr: exec.watch()?, len: (size_of::<Watch>() / size_of::<u64>()) as u64 };
+        let watch = Array { addr: exec.watch(), len: (size_of::<Watch>() / size_of::<u64>()) as u64 };
         let device_tables = self.device_tables(tables, &parts, (base, watch), before);
         let checker = (self.config.checked && exec.checks()).then_some(checker);
         let peer_failed = || self.pe.failed_peer().is_some();
