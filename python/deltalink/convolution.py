@@ -37,6 +37,8 @@ def causal_conv1d(
 
     Returns:
         ``[B, T, D]`` in the type of x, and the final states or ``None``.
+
+    On GPUs tensors pass through the host's memory, which is slow.
     """
     ys, states = short_convolutions(
         [x],

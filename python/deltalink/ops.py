@@ -37,8 +37,13 @@ def _place(number: int, x: Tensor, cu_seqlens: Tensor | None):
         cp = context(number)
         return cp.world, cp.plan, cp.options
     if cu_seqlens is None:
-        return alone(), batch_plan(x.shape[0], x.shape[1], 1, None), _LOCAL
-    return alone(), packed_plan(_ints("cu_seqlens", cu_seqlens), 1, None), _LOCAL
+        return alone(x.device), batch_plan(x.shape[0], x.shape[1], 1, None), _LOCAL
+    return alone(x.device), packed_plan(_ints("cu_seqlens", cu_seqlens), 1, None), _LOCAL
+
+
+def _stream(device: torch.device) -> int:
+    """The stream into which work on a device goes."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def _rows_out(number: int, x: Tensor, cu_seqlens: Tensor | None):
@@ -98,20 +103,27 @@ def attention(
         op, q, k, v, g, beta, a_log, dt_bias, initial_state, scale, l2norm, gate, lower_bound, beta_factor, v_first
     )
     options = {**options, "chunk": chunk}
-    o, final_state, saved = _native.attention_forward(world._native, plan, arguments, options, output_final_state, save)
+    o, final_state = torch.empty_like(v, memory_format=torch.contiguous_format), None
+    if output_final_state:
+        rows = len(plan.ends(world.rank))
+        final_state = q.new_empty(_state_shape(rows, q, v, v_first), dtype=torch.float32)
+    saved = _native.attention_forward(world._native, plan, arguments, options, o, final_state, save, _stream(q.device))
     return (
-        torch.from_dlpack(o),
-        q.new_empty(0, dtype=torch.float32) if final_state is None else torch.from_dlpack(final_state),
+        o,
+        q.new_empty(0, dtype=torch.float32) if final_state is None else final_state,
         torch.empty(0, dtype=torch.int64) if saved is None else torch.from_dlpack(saved),
     )
+
+
+def _state_shape(rows, q: Tensor, v: Tensor, v_first: bool) -> tuple:
+    heads, channels, values = v.shape[2], q.shape[3], v.shape[3]
+    return (rows, heads, values, channels) if v_first else (rows, heads, channels, values)
 
 
 @attention.register_fake
 def _(q, k, v, g, beta, a_log, dt_bias, initial_state, cu_seqlens, op, scale, l2norm, gate, lower_bound, beta_factor, v_first, chunk,
       output_final_state, save, cp):  # fmt: skip
-    heads, channels, values = v.shape[2], q.shape[3], v.shape[3]
-    state = (values, channels) if v_first else (channels, values)
-    shape = (_rows_out(cp, q, cu_seqlens), heads, *state) if output_final_state else (0,)
+    shape = _state_shape(_rows_out(cp, q, cu_seqlens), q, v, v_first) if output_final_state else (0,)
     saved = torch.empty(1 if save else 0, dtype=torch.int64, device="cpu")
     return q.new_empty(v.shape), q.new_empty(shape, dtype=torch.float32), saved
 
@@ -141,10 +153,20 @@ def attention_backward(
     arguments = _arguments(
         op, q, k, v, g, beta, a_log, dt_bias, initial_state, scale, l2norm, gate, lower_bound, beta_factor, v_first
     )
-    always, *optional = _native.attention_backward(_number(saved), arguments, _bare(d_o), _bare(d_final_state))
-    always = [_as(torch.from_dlpack(x), like) for x, like in zip(always, (q, k, v, g, beta))]
-    absent = [q.new_empty(0, dtype=torch.float32) if x is None else torch.from_dlpack(x) for x in optional]
-    return always + absent
+    with_a, with_bias = (a_log, dt_bias) if gate != "given" else (None, None)
+    optional = {"da_log": with_a, "ddt_bias": with_bias, "d_initial_state": initial_state}
+    optional = {name: None if x is None else q.new_empty(x.shape, dtype=torch.float32) for name, x in optional.items()}
+    always = {"dq": q, "dk": k, "dv": v}
+    always = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in always.items()}
+    always |= {name: x.new_empty(x.shape, dtype=torch.float32) for name, x in (("dg", g), ("dbeta", beta))}
+    sums = _native.attention_backward(
+        _number(saved), arguments, _bare(d_o), _bare(d_final_state), always | optional, _stream(q.device)
+    )
+    for name, total in zip(("da_log", "ddt_bias"), sums):
+        if total is not None:
+            optional[name] = torch.from_dlpack(total).to(q.device)
+    found = [x.to(like.dtype) for x, like in zip(always.values(), (q, k, v, g, beta))]
+    return found + [q.new_empty(0, dtype=torch.float32) if x is None else x for x in optional.values()]
 
 
 @attention_backward.register_fake
@@ -160,11 +182,6 @@ def _number(saved: Tensor) -> int:
     if saved.numel() != 1:
         raise InputError("the forward call of this backward call did not save; was it called where no gradient was asked for?")
     return int(saved.item())
-
-
-def _as(gradient: Tensor, like: Tensor) -> Tensor:
-    """A gradient in the type of its tensor."""
-    return gradient.to(like.dtype)
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -211,15 +228,21 @@ def convolutions(
     flags = (options["checked"], options["allow_nonfinite"], options["sum_parameters"])
     calls = _convolution_arguments(xs, weights, biases, initial_states)
     outputs, saved = _native.convolution_forward(world._native, plan, calls, silu, output_final_state, *flags, save)
-    states = [torch.from_dlpack(state) for _, state in outputs if state is not None]
+    ys = [torch.from_dlpack(y).to(x.device) for (y, _), x in zip(outputs, xs)]
+    states = [torch.from_dlpack(state).to(world.device) for _, state in outputs if state is not None]
     saved = torch.empty(0, dtype=torch.int64) if saved is None else torch.from_dlpack(saved)
-    return [*(torch.from_dlpack(y) for y, _ in outputs), *states, saved]
+    return [*ys, *states, saved]
+
+
+def _host(tensor: Tensor | None) -> Tensor | None:
+    """The elements in the host's memory, where the short convolution takes them from."""
+    return None if tensor is None else _bare(tensor).cpu()
 
 
 def _convolution_arguments(xs, weights, biases, initial_states):
     biases = list(biases) or [None] * len(xs)
     initial_states = list(initial_states) or [None] * len(xs)
-    return [tuple(_bare(x) for x in call) for call in zip(xs, weights, biases, initial_states, strict=True)]
+    return [tuple(_host(x) for x in call) for call in zip(xs, weights, biases, initial_states, strict=True)]
 
 
 @convolutions.register_fake
@@ -242,13 +265,13 @@ def convolutions_backward(
 ) -> list[Tensor]:
     """Gradients of all x, all weights, and of biases and initial states where there are any."""
     calls = _convolution_arguments(xs, weights, biases, initial_states)
-    d_final_states = [_bare(x) for x in d_final_states] or [None] * len(xs)
-    upstream = [(_bare(dy), d_final) for dy, d_final in zip(d_ys, d_final_states, strict=True)]
+    d_final_states = [_host(x) for x in d_final_states] or [None] * len(xs)
+    upstream = [(_host(dy), d_final) for dy, d_final in zip(d_ys, d_final_states, strict=True)]
     gradients = _native.convolution_backward(_number(saved), calls, upstream)
     columns = zip(*gradients)
     found = []
     for likes, column in zip((xs, weights, biases, initial_states), columns):
-        found += [_as(torch.from_dlpack(gradient), like) for gradient, like in zip(column, likes)]
+        found += [torch.from_dlpack(gradient).to(like.device, like.dtype) for gradient, like in zip(column, likes)]
     return found
 
 

@@ -55,6 +55,7 @@ class ContextParallel:
             at the same places.
         cuts: The token offsets between the ranks, one less than there are ranks, at any token; they may repeat, which leaves ranks
             without tokens. By default ranks get as many tokens each, the first ones one more where there is a remainder.
+        device: Where the world computes, as for :func:`deltalink.init`.
         mode: ``"overlap"``; ``"bulk"``, the same kernels with the exchange between them; ``"exact"``, bit for bit what one rank
             computes, where every cut is a multiple of ``chunk_size`` from the start of its sequence.
         parameter_gradients: What backward returns for ``A_log``, ``dt_bias`` and the weights of convolutions, whose gradients are sums over
@@ -76,6 +77,7 @@ class ContextParallel:
         batch_size: int | None = None,
         seq_len: int | None = None,
         cuts: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
         mode: str = "overlap",
         parameter_gradients: str = "share",
         recompute: str = "all",
@@ -92,7 +94,7 @@ class ContextParallel:
         for name, (found, allowed) in choices.items():
             if found not in allowed:
                 raise InputError(f"{name} is {found!r}; choose one of {', '.join(map(repr, allowed))}")
-        self.world = process_group if isinstance(process_group, World) else init(process_group)
+        self.world = process_group if isinstance(process_group, World) else init(process_group, device=device)
         self.cu_seqlens = _ints("cu_seqlens", cu_seqlens)
         cuts = _ints("cuts", cuts)
         size = self.world.size

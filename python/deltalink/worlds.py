@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from . import _native
-from .errors import InputError, StillLentError, WorldError
+from .errors import DeviceError, InputError, StillLentError, WorldError
 
 HEAP_BYTES = 256 << 20
 TIMEOUT = 60.0
@@ -44,9 +44,11 @@ class World:
     Made by :func:`init`. Ranks must make the same collective calls in the same order.
     """
 
-    def __init__(self, native: _native.World, options: tuple):
+    def __init__(self, native: _native.World, device: torch.device, options: tuple):
         self._native = native
         self._options = options
+        self.device = device
+        """Where this world computes."""
 
     @property
     def rank(self) -> int:
@@ -62,9 +64,9 @@ class World:
         return self._native.number
 
     @property
-    def device(self) -> torch.device:
-        """Where this world computes."""
-        return torch.device("cpu")
+    def is_open(self) -> bool:
+        """Whether it was not shut down."""
+        return self._native.open
 
     def barrier(self, what: str = "barrier") -> None:
         """Waits until all ranks are here. ``what`` names the step in errors."""
@@ -83,10 +85,7 @@ class World:
     def memory_stats(self) -> dict[str, int]:
         """Use of this rank's heap in bytes (``capacity``, ``in_use``, ``peak``), and the number of ``live`` objects in it. The slots
         of operations count as well."""
-        stats = self._native.heap_stats()
-        if stats is None:
-            raise WorldError("this world was shut down; call deltalink.init() for a new one")
-        return dict(zip(("capacity", "in_use", "peak", "live"), stats))
+        return dict(zip(("capacity", "in_use", "peak", "live"), self._native.heap_stats()))
 
     def lent(self) -> list[Lent]:
         """What tensors and graphs hold of this world: its symmetric buffers, and what forward calls saved in it."""
@@ -103,7 +102,7 @@ class World:
         self._native.close()
 
     def __repr__(self) -> str:
-        return f"World(number={self.number}, rank={self.rank}, size={self.size})"
+        return f"World(number={self.number}, rank={self.rank}, size={self.size}, device={self.device})"
 
 
 def _still(alive: list[Lent]) -> str:
@@ -119,11 +118,29 @@ def _still(alive: list[Lent]) -> str:
 
 
 _lock = threading.RLock()
-_worlds: dict[object, World] = {}
+_worlds: dict[tuple, World] = {}
 
 
-def _key(process_group) -> object:
-    """What tells worlds apart: the group itself, or "alone" or "env"."""
+def _device(process_group, device) -> torch.device:
+    """The device that is asked for, or the one that the group is for."""
+    if device is None:
+        group = process_group is not None and not isinstance(process_group, str)
+        device = "cuda" if group and "nccl" in dist.get_backend_config(process_group) else "cpu"
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if device.type not in ("cpu", "cuda"):
+        raise DeviceError(f"a world on {device} was asked for; worlds compute on cpu and cuda")
+    if device.type == "cuda" and not _native.CUDA:
+        raise DeviceError(
+            "a world on a GPU was asked for, and this build of the package has no GPU support; build it with the feature `cuda` "
+            "(MATURIN_PEP517_ARGS='--features cuda' pip install ./python), or compute on the CPU"
+        )
+    return device
+
+
+def _name(process_group) -> object:
+    """What tells worlds of a device apart: the group itself, or "alone" or "env"."""
     if process_group is None:
         return "alone"
     if isinstance(process_group, str):
@@ -147,6 +164,7 @@ def _resolve(process_group):
 def init(
     process_group=None,
     *,
+    device: torch.device | str | None = None,
     heap_bytes: int = HEAP_BYTES,
     timeout: float = TIMEOUT,
     workers: int | None = None,
@@ -157,29 +175,31 @@ def init(
         process_group: Whose ranks compute together: a ``torch.distributed`` group of processes of one machine, a one-dimensional
             DeviceMesh, ``"env"`` for the world that a launcher's variables tell of (without ``torch.distributed``), or ``None``
             for this process alone.
-        heap_bytes: Bytes of each rank's heap, allocated once. Pages that are never touched cost no memory.
+        device: Where it computes: ``"cpu"``, or a GPU. By default the current GPU for groups with NCCL, the CPU for others.
+        heap_bytes: Bytes of each rank's heap, allocated once, on its device. On the CPU pages that are never touched cost no memory.
         timeout: Bound in seconds of every wait for other ranks.
         workers: Threads of this rank on the CPU; by default the machine's cores over the ranks.
     """
     group = _resolve(process_group)
-    key = _key(group)
-    options = (heap_bytes, timeout, workers)
+    name, device = _name(group), _device(group, device)
+    key, options = (name, device), (heap_bytes, timeout, workers)
     with _lock:
         world = _worlds.get(key)
-        if world is not None and world._native.heap_stats() is not None:
+        if world is not None and world.is_open:
             if world._options != options and options != (HEAP_BYTES, TIMEOUT, None):
                 raise WorldError(
                     f"this world was made with (heap_bytes, timeout, workers) = {world._options}, asked for is {options}; call "
                     "deltalink.init() with them first, or deltalink.shutdown() before"
                 )
             return world
-        if key == "alone":
-            native = _native.World.alone(heap_bytes, timeout, workers or _own_cores())
-        elif key == "env":
-            native = _native.World.from_environment(heap_bytes, timeout, workers)
+        settings = {"heap_bytes": heap_bytes, "timeout": timeout, "workers": workers, "gpu": device.index}
+        if name == "alone":
+            native = _native.World.alone(settings | {"workers": workers or _own_cores()})
+        elif name == "env":
+            native = _native.World.from_environment(settings)
         else:
-            native = _of_group(group, heap_bytes, timeout, workers)
-        world = _worlds[key] = World(native, options)
+            native = _of_group(group, settings)
+        world = _worlds[key] = World(native, device, options)
         return world
 
 
@@ -189,7 +209,7 @@ def _own_cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) // beside)
 
 
-def _of_group(group, heap_bytes: int, timeout: float, workers: int | None) -> _native.World:
+def _of_group(group, settings: dict) -> _native.World:
     """Rank 0 makes the memory, and the group carries the words by which the others come in."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
@@ -198,7 +218,7 @@ def _of_group(group, heap_bytes: int, timeout: float, workers: int | None) -> _n
     if rank == 0:
         # Whether it could is for all to know.
         try:
-            invitation = _native.Invitation(size, heap_bytes, timeout)
+            invitation = _native.Invitation(size, settings)
             said = [invitation.words, None]
         except Exception as error:
             said = [None, str(error)]
@@ -207,14 +227,14 @@ def _of_group(group, heap_bytes: int, timeout: float, workers: int | None) -> _n
     if failure is not None:
         raise WorldError(f"rank 0 of the group cannot make the world: {failure}")
     if invitation is not None:
-        return invitation.join(workers)
-    return _native.World.accept(words, rank, size, heap_bytes, timeout, workers)
+        return invitation.join(settings)
+    return _native.World.accept(words, rank, size, settings)
 
 
-def alone() -> World:
-    """The world of this process alone, for calls without ``cp``."""
-    world = _worlds.get("alone")
-    return world if world is not None and world._native.heap_stats() is not None else init()
+def alone(device: torch.device) -> World:
+    """The world of this process alone on a device, for calls without ``cp``."""
+    world = _worlds.get(("alone", device))
+    return world if world is not None and world.is_open else init(device=device)
 
 
 def shutdown(process_group=None, *, wait: float = 0.0, force: bool = False) -> None:
@@ -226,11 +246,10 @@ def shutdown(process_group=None, *, wait: float = 0.0, force: bool = False) -> N
     backward. Results of calls are in no world and outlive all of them.
     """
     with _lock:
-        keys = list(_worlds) if process_group is None else [_key(_resolve(process_group))]
-        for key in keys:
-            world = _worlds.get(key)
-            if world is not None:
-                world.close(wait=wait, force=force)
+        name = None if process_group is None else _name(_resolve(process_group))
+        for key in list(_worlds):
+            if name is None or key[0] == name:
+                _worlds[key].close(wait=wait, force=force)
                 del _worlds[key]
 
 

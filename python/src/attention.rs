@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use deltalink::gradients::{Gradients, Upstream, add_shares};
 use deltalink::inputs::{Beta, Gate, Inputs, Op, StateLayout};
-use deltalink::op::{Config, Mode, Recompute};
-use deltalink::tensor::{Buffer as Elements, Tensor};
+use deltalink::op::{BackwardOut, Config, ForwardOut, Mode, Recompute};
+use deltalink::tensor::{Buffer as Elements, Dtype, Tensor};
 use deltalink::world::Pe;
 use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
 use crate::errors::Failure;
 use crate::plan::Plan;
-use crate::tensor::Input;
+use crate::tensor::{CurrentStream, Held};
 use crate::ticket::{Kept, Ticket};
 use crate::world::World;
 
@@ -42,14 +42,14 @@ pub struct Arguments<'py> {
 /// The same, taken hold of.
 struct Request {
     op: Op,
-    q: Input,
-    k: Input,
-    v: Input,
-    g: Input,
-    beta: Input,
-    a_log: Option<Input>,
-    dt_bias: Option<Input>,
-    initial_state: Option<Input>,
+    q: Held,
+    k: Held,
+    v: Held,
+    g: Held,
+    beta: Held,
+    a_log: Option<Held>,
+    dt_bias: Option<Held>,
+    initial_state: Option<Held>,
     scale: Option<f32>,
     l2norm: bool,
     gate: GateKind,
@@ -66,7 +66,7 @@ enum GateKind {
 }
 
 impl Request {
-    fn new(arguments: &Arguments<'_>) -> PyResult<Self> {
+    fn new(arguments: &Arguments<'_>, stream: CurrentStream) -> PyResult<Self> {
         let op = match arguments.op.as_str() {
             "kda" => Op::Kda,
             "gdn" => Op::Gdn,
@@ -83,14 +83,14 @@ impl Request {
         };
         Ok(Self {
             op,
-            q: Input::new("q", &arguments.q)?,
-            k: Input::new("k", &arguments.k)?,
-            v: Input::new("v", &arguments.v)?,
-            g: Input::new("g", &arguments.g)?,
-            beta: Input::new("beta", &arguments.beta)?,
-            a_log: Input::optional("A_log", arguments.a_log.as_ref())?,
-            dt_bias: Input::optional("dt_bias", arguments.dt_bias.as_ref())?,
-            initial_state: Input::optional("initial_state", arguments.initial_state.as_ref())?,
+            q: Held::new("q", &arguments.q, stream)?,
+            k: Held::new("k", &arguments.k, stream)?,
+            v: Held::new("v", &arguments.v, stream)?,
+            g: Held::new("g", &arguments.g, stream)?,
+            beta: Held::new("beta", &arguments.beta, stream)?,
+            a_log: Held::optional("A_log", arguments.a_log.as_ref(), stream)?,
+            dt_bias: Held::optional("dt_bias", arguments.dt_bias.as_ref(), stream)?,
+            initial_state: Held::optional("initial_state", arguments.initial_state.as_ref(), stream)?,
             scale: arguments.scale,
             l2norm: arguments.l2norm,
             gate,
@@ -102,7 +102,7 @@ impl Request {
 
     fn inputs(&self) -> Result<Inputs<'_>, Failure> {
         let g = self.g.view()?;
-        let (a_log, dt_bias) = (Input::view_optional(&self.a_log)?, Input::view_optional(&self.dt_bias)?);
+        let (a_log, dt_bias) = (Held::view_optional(&self.a_log)?, Held::view_optional(&self.dt_bias)?);
         let gate = match (self.gate, a_log) {
             (GateKind::Given, _) => Gate::Given(g),
             (GateKind::Softplus, Some(a_log)) => Gate::Softplus { raw: g, a_log, dt_bias },
@@ -126,7 +126,7 @@ impl Request {
             beta,
             scale: self.scale,
             l2norm: self.l2norm,
-            initial_state: Input::view_optional(&self.initial_state)?,
+            initial_state: Held::view_optional(&self.initial_state)?,
             state_layout: self.state_layout,
         })
     }
@@ -168,94 +168,136 @@ impl Options {
     }
 }
 
-/// Outputs `o` and, if asked for, the final states and a ticket for the backward call.
+/// Computes outputs into `o` and, if there is a tensor for them, final states. Returns a ticket for the backward call, if asked to
+/// save. On a GPU the work is in stream `stream` when it returns.
 #[pyfunction]
+#[allow(clippy::too_many_arguments)] // one call from Python, by position
 pub fn attention_forward(
     py: Python<'_>,
     world: &World,
     plan: &Plan,
     arguments: Arguments<'_>,
     options: Options,
-    final_state: bool,
+    o: &Bound<'_, PyAny>,
+    final_state: Option<&Bound<'_, PyAny>>,
     save: bool,
-) -> PyResult<(Buffer, Option<Buffer>, Option<Buffer>)> {
-    let request = Request::new(&arguments)?;
-    let config = options.config(final_state)?;
+    stream: u64,
+) -> PyResult<Option<Buffer>> {
+    let stream = CurrentStream(stream);
+    let request = Request::new(&arguments, stream)?;
+    let (mut o, mut states) = (Held::new("o", o, stream)?, Held::optional("final_state", final_state, stream)?);
+    let config = options.config(states.is_some())?;
     let (worker, plan) = (&world.worker, Arc::clone(&plan.inner));
     let (used, asked) = (config.clone(), Arc::clone(&plan));
-    let (forward, handle) = py.detach(move || {
+    let saved = py.detach(move || {
         worker.call(move |desk| {
+            let mut out = ForwardOut { o: o.view_mut()?, final_state: Held::view_mut_optional(&mut states)? };
             let operation = desk.operation(&used)?;
-            let inputs = request.inputs()?;
-            if save {
-                let (forward, saved) = operation.forward_saving(&asked, &inputs)?;
-                let bytes = saved.bytes();
-                Ok((forward, Some((operation.hold(saved), bytes))))
-            } else {
-                Ok((operation.forward(&asked, &inputs)?, None))
-            }
+            Ok(operation.forward(stream, &asked, &request.inputs()?, &mut out, save)?)
         })
     })?;
-    let saved = handle.map(|(handle, bytes)| {
-        let kept = Kept::Attention { config, handle };
+    Ok(saved.map(|saved| {
+        let kept = Kept::Attention { config, call: saved.call };
         let ticket = Ticket::new(Arc::clone(worker), plan, kept, options.sum_parameters);
-        Buffer::ticket(worker.number, &arguments.op, ticket, bytes)
-    });
-    let states = forward.final_state.map(|states| Buffer::result("final_state", states));
-    Ok((Buffer::result("o", forward.o), states, saved))
+        Buffer::ticket(worker.number, &arguments.op, ticket, saved.bytes)
+    }))
 }
 
-/// The gradients of q, k, v, g, beta, and of `A_log`, `dt_bias` and the initial states where there are any.
-type GradientBuffers = (Vec<Buffer>, Option<Buffer>, Option<Buffer>, Option<Buffer>);
+/// Memory for gradients, by name.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Results<'py> {
+    dq: Bound<'py, PyAny>,
+    dk: Bound<'py, PyAny>,
+    dv: Bound<'py, PyAny>,
+    dg: Bound<'py, PyAny>,
+    dbeta: Bound<'py, PyAny>,
+    da_log: Option<Bound<'py, PyAny>>,
+    ddt_bias: Option<Bound<'py, PyAny>>,
+    d_initial_state: Option<Bound<'py, PyAny>>,
+}
 
-/// Gradients with respect to everything that the forward call got, from those with respect to its results.
+/// The same, taken hold of.
+fn held(results: &Results<'_>, stream: CurrentStream) -> PyResult<Gradients<Held>> {
+    let new = |name, x| Held::new(name, x, stream);
+    let optional = |name, x: &Option<Bound<'_, PyAny>>| Held::optional(name, x.as_ref(), stream);
+    Ok(Gradients {
+        dq: new("dq", &results.dq)?,
+        dk: new("dk", &results.dk)?,
+        dv: new("dv", &results.dv)?,
+        dg: new("dg", &results.dg)?,
+        dbeta: new("dbeta", &results.dbeta)?,
+        da_log: optional("dA_log", &results.da_log)?,
+        ddt_bias: optional("ddt_bias", &results.ddt_bias)?,
+        d_initial_state: optional("dh0", &results.d_initial_state)?,
+    })
+}
+
+fn memory(held: &mut Gradients<Held>) -> Result<BackwardOut<'_>, Failure> {
+    Ok(Gradients {
+        dq: held.dq.view_mut()?,
+        dk: held.dk.view_mut()?,
+        dv: held.dv.view_mut()?,
+        dg: held.dg.view_mut()?,
+        dbeta: held.dbeta.view_mut()?,
+        da_log: Held::view_mut_optional(&mut held.da_log)?,
+        ddt_bias: Held::view_mut_optional(&mut held.ddt_bias)?,
+        d_initial_state: Held::view_mut_optional(&mut held.d_initial_state)?,
+    })
+}
+
+/// Computes gradients with respect to everything that the forward call got into `results`. Those of `A_log` and `dt_bias` are returned
+/// in place of written there if the PEs' shares are added up. On a GPU the rest is in stream `stream` when it returns.
 #[pyfunction]
+#[allow(clippy::too_many_arguments)] // one call from Python, by position
 pub fn attention_backward(
     py: Python<'_>,
     ticket: i64,
     arguments: Arguments<'_>,
     d_o: &Bound<'_, PyAny>,
     d_final_state: Option<&Bound<'_, PyAny>>,
-) -> PyResult<GradientBuffers> {
-    let request = Request::new(&arguments)?;
-    let (d_o, d_final_state) = (Input::new("do", d_o)?, Input::optional("dht", d_final_state)?);
-    let gradients = py.detach(move || {
+    results: Results<'_>,
+    stream: u64,
+) -> PyResult<(Option<Buffer>, Option<Buffer>)> {
+    let stream = CurrentStream(stream);
+    let request = Request::new(&arguments, stream)?;
+    let (d_o, d_final_state) = (Held::new("do", d_o, stream)?, Held::optional("dht", d_final_state, stream)?);
+    let mut results = held(&results, stream)?;
+    let sums = py.detach(move || {
         let ticket = Ticket::find(ticket)?;
-        let Kept::Attention { config, handle } = &ticket.kept else { return Err(ticket.other("attention")) };
-        let (config, handle, plan) = (config.clone(), *handle, Arc::clone(&ticket.plan));
-        let sum_parameters = ticket.sum_parameters;
+        let Kept::Attention { config, call } = &ticket.kept else { return Err(ticket.other("attention")) };
+        let (config, call, plan) = (config.clone(), *call, Arc::clone(&ticket.plan));
+        let sum = ticket.sum_parameters;
         ticket.worker.call(move |desk| {
             let pe = desk.pe;
-            let operation = desk.operation(&config)?;
-            let d_final_state = Input::view_optional(&d_final_state)?;
-            let upstream = Upstream { d_o: d_o.view()?, d_final_state };
-            let backward = operation.backward_held(&plan, &request.inputs()?, handle, &upstream)?;
-            let mut gradients = backward.gradients;
-            if sum_parameters {
-                add_up(pe, &mut gradients)?;
+            let upstream = Upstream { d_o: d_o.view()?, d_final_state: Held::view_optional(&d_final_state)? };
+            let mut out = memory(&mut results)?;
+            // Shares that are added up on the host go there.
+            let share = |shape: &[usize]| sum.then(|| Tensor::zeros(Dtype::F32, shape));
+            let mut a_log = out.da_log.as_ref().and_then(|x| share(x.shape()));
+            let mut dt_bias = out.ddt_bias.as_ref().and_then(|x| share(x.shape()));
+            if let Some(share) = &mut a_log {
+                out.da_log = Some(share.view_mut());
             }
-            Ok(gradients)
+            if let Some(share) = &mut dt_bias {
+                out.ddt_bias = Some(share.view_mut());
+            }
+            let operation = desk.operation(&config)?;
+            operation.backward(stream, &plan, &request.inputs()?, call, &upstream, &mut out, sum)?;
+            drop(out);
+            Ok((total(pe, "A_log", a_log)?, total(pe, "dt_bias", dt_bias)?))
         })
     })?;
-    let Gradients { dq, dk, dv, dg, dbeta, da_log, ddt_bias, d_initial_state } = gradients;
-    let always = [("dq", dq), ("dk", dk), ("dv", dv), ("dg", dg), ("dbeta", dbeta)];
-    let always = always.into_iter().map(|(name, x)| Buffer::result(name, x)).collect();
-    let optional = |name, x: Option<Tensor>| x.map(|x| Buffer::result(name, x));
-    Ok((always, optional("dA_log", da_log), optional("ddt_bias", ddt_bias), optional("dh0", d_initial_state)))
+    let buffer = |name, x: Option<Tensor>| x.map(|x| Buffer::result(name, x));
+    Ok((buffer("dA_log", sums.0), buffer("ddt_bias", sums.1)))
 }
 
-/// Replaces the PE's shares of the gradients of parameters by their sums over all PEs, in the order of the ranks: the same
-/// bits everywhere. Collective.
-fn add_up(pe: &Pe, gradients: &mut Gradients) -> Result<(), Failure> {
-    for (what, share) in [("A_log", &mut gradients.da_log), ("dt_bias", &mut gradients.ddt_bias)] {
-        if let Some(share) = share {
-            *share = sum_over_pes(pe, what, share)?;
-        }
-    }
-    Ok(())
+/// The sum of all PEs' shares, if this PE has one. Collective then.
+fn total(pe: &Pe, what: &str, share: Option<Tensor>) -> Result<Option<Tensor>, Failure> {
+    share.map(|share| sum_over_pes(pe, what, &share)).transpose()
 }
 
-/// The sum of all PEs' f32 tensors like `share`. Collective.
+/// The sum of all PEs' f32 tensors like `share`, in the order of the ranks: the same bits everywhere. Collective.
 pub fn sum_over_pes(pe: &Pe, what: &str, share: &Tensor) -> Result<Tensor, Failure> {
     let all = pe.all_gather(&format!("gradient of {what}"), share.data.bytes())?;
     let shares = all.iter().map(|bytes| {

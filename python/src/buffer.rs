@@ -22,9 +22,12 @@ pub struct Lease {
 }
 
 /// Where the elements are.
-enum Memory {
-    /// In the symmetric heap, which stays mapped while this lives.
-    Symmetric(Symmetric<u8>),
+pub enum Memory {
+    /// In the symmetric heap of a world on the CPU, which stays mapped while this lives.
+    Host(Symmetric<u8>),
+    /// In the symmetric heap of a world on GPUs, which stays allocated while this lives.
+    #[cfg(feature = "cuda")]
+    Gpu(Symmetric<u8, deltalink::heap::DevicePool>),
     /// In a vector of a result.
     Elements(Elements),
     /// The number of a ticket.
@@ -34,9 +37,20 @@ enum Memory {
 impl Lease {
     fn address(&self) -> *mut c_void {
         match &self.memory {
-            Memory::Symmetric(bytes) => bytes.addr().cast(),
+            Memory::Host(bytes) => bytes.addr().cast(),
+            #[cfg(feature = "cuda")]
+            Memory::Gpu(bytes) => bytes.own_address() as *mut c_void,
             Memory::Elements(elements) => elements.bytes().as_ptr().cast_mut().cast(),
             Memory::Ticket(ticket) => std::ptr::from_ref(ticket.number()).cast_mut().cast(),
+        }
+    }
+
+    fn device(&self) -> DLDevice {
+        match &self.memory {
+            Memory::Host(_) | Memory::Elements(_) | Memory::Ticket(_) => DLDevice::CPU,
+            #[cfg(feature = "cuda")]
+            // A machine has fewer GPUs than that.
+            Memory::Gpu(bytes) => DLDevice::cuda(bytes.memory().gpu().properties().ordinal as i32),
         }
     }
 }
@@ -58,11 +72,12 @@ impl Buffer {
         Self { lease: Arc::new(Lease { memory: Memory::Elements(data), _entry: entry }), shape, dtype }
     }
 
-    /// A buffer of the symmetric heap of world `world`.
-    pub fn symmetric(world: u64, name: &str, bytes: Symmetric<u8>, shape: &[usize], dtype: Dtype) -> Self {
-        let entry = Entry::new(Kind::Symmetric, world, name, bytes.len());
+    /// A buffer of the symmetric heap of world `world`, of as many bytes as the shape needs.
+    pub fn symmetric(world: u64, name: &str, memory: Memory, shape: &[usize], dtype: Dtype) -> Self {
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        let entry = Entry::new(Kind::Symmetric, world, name, bytes);
         let (shape, dtype) = (signed(shape), dl_dtype(dtype));
-        Self { lease: Arc::new(Lease { memory: Memory::Symmetric(bytes), _entry: entry }), shape, dtype }
+        Self { lease: Arc::new(Lease { memory, _entry: entry }), shape, dtype }
     }
 
     /// The number that stands for what a forward call saved.
@@ -76,7 +91,7 @@ impl Buffer {
         let metadata = Dynamic::compact(self.shape.as_slice());
         let initialized = metadata.initialize_as::<M>(Arc::clone(&self.lease));
         let mut tensor = initialized.map_err(|error| PyBufferError::new_err(error.to_string()))?;
-        tensor.set_data(self.lease.address()).set_device(DLDevice::CPU).set_dtype(self.dtype);
+        tensor.set_data(self.lease.address()).set_device(self.lease.device()).set_dtype(self.dtype);
         // SAFETY: the address is that of as many elements of this type as the shape says, initialised, and alive as long as the
         // lease that the tensor's context holds. Nobody on this side reads or writes them any more, or (in the symmetric heap)
         // their use is the business of the caller who asked for them.
@@ -99,7 +114,7 @@ fn dl_dtype(dtype: Dtype) -> DLDataType {
 
 impl DlpackExporter for Buffer {
     fn device(&self) -> DLDevice {
-        DLDevice::CPU
+        self.lease.device()
     }
 
     fn flags(&self) -> DlpackFlags {
@@ -107,7 +122,7 @@ impl DlpackExporter for Buffer {
     }
 
     fn prepare_export(&self, _py: Python<'_>, _request: &ExportRequest<'_>) -> PyResult<()> {
-        // Results are complete when a call returns.
+        // Zeros of a new buffer, and results of the CPU, are there when a call returns.
         Ok(())
     }
 
@@ -135,7 +150,7 @@ impl Buffer {
     }
 
     fn __dlpack_device__(&self) -> (u32, i32) {
-        let device = DLDevice::CPU;
+        let device = self.lease.device();
         (device.device_type.0, device.device_id)
     }
 }

@@ -7,31 +7,35 @@ use pyo3::prelude::*;
 
 use crate::attention::sum_over_pes;
 use crate::buffer::Buffer;
+use crate::device::AnyConvolution;
 use crate::errors::Failure;
 use crate::plan::Plan;
-use crate::tensor::Input;
+use crate::tensor::{CurrentStream, Held};
 use crate::ticket::{Kept, Ticket};
 use crate::world::World;
+
+/// All tensors of a convolution are in the host's memory, also where the operation computes on a GPU.
+const HOST: CurrentStream = CurrentStream(0);
 
 /// One convolution of a call, as a tuple (x, weight, bias, initial state).
 type Arguments<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>);
 
 /// The same, taken hold of.
 struct Request {
-    x: Input,
-    weight: Input,
-    bias: Option<Input>,
-    initial_state: Option<Input>,
+    x: Held,
+    weight: Held,
+    bias: Option<Held>,
+    initial_state: Option<Held>,
 }
 
 impl Request {
     fn all(arguments: &[Arguments<'_>]) -> PyResult<Vec<Self>> {
         let one = |(x, weight, bias, initial_state): &Arguments<'_>| {
             Ok(Self {
-                x: Input::new("x", x)?,
-                weight: Input::new("weight", weight)?,
-                bias: Input::optional("bias", bias.as_ref())?,
-                initial_state: Input::optional("initial_state", initial_state.as_ref())?,
+                x: Held::new("x", x, HOST)?,
+                weight: Held::new("weight", weight, HOST)?,
+                bias: Held::optional("bias", bias.as_ref(), HOST)?,
+                initial_state: Held::optional("initial_state", initial_state.as_ref(), HOST)?,
             })
         };
         arguments.iter().map(one).collect()
@@ -41,8 +45,8 @@ impl Request {
         Ok(ConvolutionInput {
             x: self.x.view()?,
             weight: self.weight.view()?,
-            bias: Input::view_optional(&self.bias)?,
-            initial_state: Input::view_optional(&self.initial_state)?,
+            bias: Held::view_optional(&self.bias)?,
+            initial_state: Held::view_optional(&self.initial_state)?,
         })
     }
 }
@@ -70,7 +74,11 @@ pub fn convolution_forward(
     let forward = py.detach(move || {
         worker.call(move |desk| {
             let inputs = requests.iter().map(Request::input).collect::<Result<Vec<_>, _>>()?;
-            Ok(desk.convolution(&used)?.forward(&asked, &inputs, activation)?)
+            Ok(match desk.convolution(&used)? {
+                AnyConvolution::Cpu(one) => one.forward(&asked, &inputs, activation)?,
+                #[cfg(feature = "cuda")]
+                AnyConvolution::Gpu(one) => one.forward(&asked, &inputs, activation)?,
+            })
         })
     })?;
     let saved = save.then(|| {
@@ -96,7 +104,7 @@ pub fn convolution_backward(
 ) -> PyResult<Vec<(Buffer, Buffer, Option<Buffer>, Option<Buffer>)>> {
     let requests = Request::all(&arguments)?;
     let upstream = upstream.iter().map(|(dy, d_final_state)| {
-        Ok((Input::new("dy", dy)?, Input::optional("d_final_state", d_final_state.as_ref())?))
+        Ok((Held::new("dy", dy, HOST)?, Held::optional("d_final_state", d_final_state.as_ref(), HOST)?))
     });
     let upstream = upstream.collect::<PyResult<Vec<_>>>()?;
     let gradients = py.detach(move || {
@@ -110,11 +118,15 @@ pub fn convolution_backward(
             let pe = desk.pe;
             let inputs = requests.iter().map(Request::input).collect::<Result<Vec<_>, _>>()?;
             let upstream = upstream.iter().map(|(dy, d_final_state)| {
-                Ok(ConvolutionUpstream { dy: dy.view()?, d_final_state: Input::view_optional(d_final_state)? })
+                Ok(ConvolutionUpstream { dy: dy.view()?, d_final_state: Held::view_optional(d_final_state)? })
             });
             let upstream = upstream.collect::<Result<Vec<_>, Failure>>()?;
-            let operation = desk.convolution(&config)?;
-            let mut gradients = operation.backward(&plan, &inputs, activation, &saved, &upstream)?.gradients;
+            let backward = match desk.convolution(&config)? {
+                AnyConvolution::Cpu(one) => one.backward(&plan, &inputs, activation, &saved, &upstream)?,
+                #[cfg(feature = "cuda")]
+                AnyConvolution::Gpu(one) => one.backward(&plan, &inputs, activation, &saved, &upstream)?,
+            };
+            let mut gradients = backward.gradients;
             if sum_parameters {
                 for one in &mut gradients {
                     one.dweight = sum_over_pes(pe, "weight", &one.dweight)?;

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use deltalink::op::Config;
 use deltalink::op::convolution::{Activation, ConvolutionConfig, SavedConvolution};
-use deltalink::op::{Config, SavedHandle};
 use deltalink::plan::Plan;
 
 use crate::errors::Failure;
@@ -17,8 +17,8 @@ use crate::worker::Worker;
 
 /// Which call left what.
 pub enum Kept {
-    /// An attention: kept by the operation itself, since a backward call uses it up.
-    Attention { config: Config, handle: SavedHandle },
+    /// An attention: kept beside the operation, by the number of its call, since a backward call uses it up.
+    Attention { config: Config, call: u64 },
     /// A convolution: kept here.
     Convolution { config: ConvolutionConfig, activation: Activation, saved: SavedConvolution },
 }
@@ -82,10 +82,10 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         tickets().remove(&self.number);
-        if let Kept::Attention { config, handle } = &self.kept {
-            let (config, handle) = (config.clone(), *handle);
+        if let Kept::Attention { config, call } = &self.kept {
+            let (config, call) = (config.clone(), *call);
             // A closed world has dropped it already.
-            drop(self.worker.post(Box::new(move |desk| desk.release(&config, handle))));
+            drop(self.worker.post(Box::new(move |desk| desk.release(&config, call))));
         }
     }
 }

@@ -10,11 +10,11 @@ use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use deltalink::heap::{Heap, HeapStats};
-use deltalink::op::convolution::{ConvolutionConfig, ShortConvolution};
-use deltalink::op::{Config, ContextParallel, OpError, SavedHandle};
+use deltalink::op::convolution::ConvolutionConfig;
+use deltalink::op::{Config, OpError};
 use deltalink::world::{Pe, WorldError};
 
+use crate::device::{AnyAttention, AnyConvolution, Device, Wanted};
 use crate::errors::Failure;
 
 /// What a thread does with its PE.
@@ -23,24 +23,23 @@ type Job = Box<dyn for<'pe> FnOnce(&mut Desk<'pe>) + Send>;
 /// What the thread of a world works with.
 pub struct Desk<'pe> {
     pub pe: &'pe Pe,
-    workers: Option<usize>,
+    pub device: Device<'pe>,
     /// One operation for each set of options: they have slots and agreements of their own.
-    operations: Vec<(Config, ContextParallel<'pe>)>,
-    convolutions: Vec<(ConvolutionConfig, ShortConvolution<'pe>)>,
+    operations: Vec<(Config, AnyAttention<'pe>)>,
+    convolutions: Vec<(ConvolutionConfig, AnyConvolution<'pe>)>,
 }
 
 impl<'pe> Desk<'pe> {
     /// The operation with these options.
     ///
     /// # Errors
-    /// [`OpError`] if an option is out of range.
-    pub fn operation(&mut self, config: &Config) -> Result<&mut ContextParallel<'pe>, OpError> {
+    /// [`OpError`] if an option is out of range, or the device has no room for another one.
+    pub fn operation(&mut self, config: &Config) -> Result<&mut AnyAttention<'pe>, OpError> {
         let found = self.operations.iter().position(|(options, _)| options == config);
         let index = match found {
             Some(index) => index,
             None => {
-                let own = Config { workers: self.workers, ..config.clone() };
-                self.operations.push((config.clone(), ContextParallel::new(self.pe, own)?));
+                self.operations.push((config.clone(), self.device.attention(config)?));
                 self.operations.len() - 1
             }
         };
@@ -50,24 +49,23 @@ impl<'pe> Desk<'pe> {
     /// The short convolution with these options.
     ///
     /// # Errors
-    /// [`Failure`] if the system refuses worker threads.
-    pub fn convolution(&mut self, config: &ConvolutionConfig) -> Result<&mut ShortConvolution<'pe>, Failure> {
+    /// [`Failure`] if the device has no room for another one.
+    pub fn convolution(&mut self, config: &ConvolutionConfig) -> Result<&mut AnyConvolution<'pe>, Failure> {
         let found = self.convolutions.iter().position(|(options, _)| options == config);
         let index = match found {
             Some(index) => index,
             None => {
-                let own = ConvolutionConfig { workers: self.workers, ..config.clone() };
-                self.convolutions.push((config.clone(), ShortConvolution::new(self.pe, own)?));
+                self.convolutions.push((config.clone(), self.device.convolution(config)?));
                 self.convolutions.len() - 1
             }
         };
         Ok(&mut self.convolutions[index].1)
     }
 
-    /// Drops what a forward call saved; it may be gone.
-    pub fn release(&mut self, config: &Config, handle: SavedHandle) {
+    /// Drops what call number `call` saved; it may be gone.
+    pub fn release(&mut self, config: &Config, call: u64) {
         if let Some((_, operation)) = self.operations.iter_mut().find(|(options, _)| options == config) {
-            operation.release(handle);
+            operation.release(call);
         }
     }
 }
@@ -75,7 +73,6 @@ impl<'pe> Desk<'pe> {
 /// The way to the thread.
 struct Open {
     jobs: Sender<Job>,
-    heap: Heap,
     thread: JoinHandle<()>,
 }
 
@@ -90,33 +87,42 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread of the PE that `join` brings into its world, on the thread itself. Returns when it has.
+    /// Starts the thread of the PE that `join` brings into its world, on the thread itself, with the device that is wanted. Returns
+    /// when it has.
     ///
     /// # Errors
-    /// [`Failure`] if the system refuses the thread, or [`WorldError`] of `join`.
+    /// [`Failure`] if the system refuses the thread, the device cannot be used, or [`WorldError`] of `join`.
     pub fn start(
-        workers: Option<usize>,
+        wanted: Wanted,
         join: impl FnOnce() -> Result<Pe, WorldError> + Send + 'static,
     ) -> Result<Arc<Self>, Failure> {
         static WORLDS: AtomicU64 = AtomicU64::new(0);
         let (jobs, inbox) = channel::<Job>();
         let (tell, told) = sync_channel(1);
-        let body = move || match join() {
-            Ok(pe) => {
-                let joined = (pe.rank(), pe.size(), pe.heap().clone());
-                if tell.send(Ok(joined)).is_ok() {
-                    serve(&pe, workers, &inbox);
+        let body = move || {
+            // Where nobody is left to tell, nobody cares.
+            let pe = match join() {
+                Ok(pe) => pe,
+                Err(error) => return drop(tell.send(Err(Failure::from(error)))),
+            };
+            match Device::start(&pe, wanted) {
+                Ok(device) => {
+                    if tell.send(Ok((pe.rank(), pe.size()))).is_ok() {
+                        serve(&pe, device, &inbox);
+                    }
+                }
+                Err(error) => {
+                    pe.report_failure(&error.to_string());
+                    drop(tell.send(Err(error)));
                 }
             }
-            // Nobody to tell is nobody to care.
-            Err(error) => drop(tell.send(Err(error))),
         };
         let thread = std::thread::Builder::new().name("deltalink".into()).spawn(body);
         let thread = thread.map_err(|error| Failure::Thread { reason: error.to_string() })?;
         let joined = told.recv().map_err(|_| Failure::Panic { message: "joining a world panicked".into() })?;
-        let (rank, size, heap) = joined?;
+        let (rank, size) = joined?;
         let number = WORLDS.fetch_add(1, Ordering::Relaxed) + 1;
-        let open = Mutex::new(Some(Open { jobs, heap, thread }));
+        let open = Mutex::new(Some(Open { jobs, thread }));
         Ok(Arc::new(Self { number, rank, size, process: std::process::id(), open }))
     }
 
@@ -159,16 +165,17 @@ impl Worker {
         jobs.send(job).map_err(|_| Failure::Closed)
     }
 
-    /// Use of this PE's heap; nothing if the world is closed.
-    pub fn heap_stats(&self) -> Option<HeapStats> {
-        self.open().as_ref().map(|open| open.heap.stats())
+    /// Whether it takes calls.
+    pub fn is_open(&self) -> bool {
+        self.open().is_some()
     }
 
-    /// Leaves the world and ends the thread, after what it is doing. Waits for no other PE beyond that.
+    /// Leaves the world and ends the thread, after what it is doing. Waits for other PEs on GPUs only, where NVSHMEM ends
+    /// together.
     pub fn close(&self) {
         let open = self.open().take();
-        if let Some(Open { jobs, heap, thread }) = open {
-            drop((jobs, heap));
+        if let Some(Open { jobs, thread }) = open {
+            drop(jobs);
             // A thread that panicked has told so where it was called.
             drop(thread.join());
         }
@@ -181,9 +188,12 @@ impl Worker {
 }
 
 /// Does jobs until nobody is left to send any, then leaves the world.
-fn serve(pe: &Pe, workers: Option<usize>, inbox: &Receiver<Job>) {
-    let mut desk = Desk { pe, workers, operations: Vec::new(), convolutions: Vec::new() };
+fn serve<'pe>(pe: &'pe Pe, device: Device<'pe>, inbox: &Receiver<Job>) {
+    let mut desk = Desk { pe, device, operations: Vec::new(), convolutions: Vec::new() };
     while let Ok(job) = inbox.recv() {
         job(&mut desk);
     }
+    let Desk { device, operations, convolutions, .. } = desk;
+    drop((operations, convolutions));
+    device.close();
 }

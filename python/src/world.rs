@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::buffer::Buffer;
+use crate::device::Wanted;
 use crate::errors::Failure;
 use crate::worker::Worker;
 
@@ -35,13 +36,42 @@ fn options(heap_bytes: usize, timeout: f64) -> Result<WorldOptions, Failure> {
     Ok(WorldOptions { heap_bytes, timeout })
 }
 
+/// What every world is made with, by name.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Settings {
+    heap_bytes: usize,
+    timeout: f64,
+    workers: Option<usize>,
+    /// The GPU to compute on, with the heap there.
+    gpu: Option<usize>,
+}
+
+impl Settings {
+    /// The heap on the CPU has what the heap of a world on GPUs does not need.
+    fn options(&self) -> Result<WorldOptions, Failure> {
+        options(self.heap_bytes, self.timeout)
+    }
+
+    fn wanted(&self) -> Result<Wanted, Failure> {
+        match self.gpu {
+            None => Ok(Wanted::Cpu { workers: self.workers }),
+            #[cfg(feature = "cuda")]
+            Some(ordinal) => Ok(Wanted::Gpu { ordinal, heap_bytes: self.heap_bytes }),
+            #[cfg(not(feature = "cuda"))]
+            Some(_) => Err(deltalink::op::OpError::NoCuda.into()),
+        }
+    }
+}
+
 impl World {
     fn start(
         py: Python<'_>,
-        workers: Option<usize>,
+        settings: &Settings,
         join: impl FnOnce() -> Result<Pe, deltalink::world::WorldError> + Send + 'static,
     ) -> PyResult<Self> {
-        Ok(Self { worker: py.detach(|| Worker::start(workers, join))? })
+        let wanted = settings.wanted()?;
+        Ok(Self { worker: py.detach(|| Worker::start(wanted, join))? })
     }
 }
 
@@ -49,31 +79,23 @@ impl World {
 impl World {
     /// A world of one PE.
     #[staticmethod]
-    fn alone(py: Python<'_>, heap_bytes: usize, timeout: f64, workers: Option<usize>) -> PyResult<Self> {
-        let options = options(heap_bytes, timeout)?;
-        Self::start(py, workers, move || Pe::alone(&options))
+    fn alone(py: Python<'_>, settings: Settings) -> PyResult<Self> {
+        let options = settings.options()?;
+        Self::start(py, &settings, move || Pe::alone(&options))
     }
 
     /// The world that this process was started for by its launcher; one of its own if it was by none.
     #[staticmethod]
-    fn from_environment(py: Python<'_>, heap_bytes: usize, timeout: f64, workers: Option<usize>) -> PyResult<Self> {
-        let options = options(heap_bytes, timeout)?;
-        Self::start(py, workers, move || Pe::from_environment(&options)?.map_or_else(|| Pe::alone(&options), Ok))
+    fn from_environment(py: Python<'_>, settings: Settings) -> PyResult<Self> {
+        let options = settings.options()?;
+        Self::start(py, &settings, move || Pe::from_environment(&options)?.map_or_else(|| Pe::alone(&options), Ok))
     }
 
     /// Comes into a world as PE `rank`.
     #[staticmethod]
-    fn accept(
-        py: Python<'_>,
-        words: String,
-        rank: usize,
-        size: usize,
-        heap_bytes: usize,
-        timeout: f64,
-        workers: Option<usize>,
-    ) -> PyResult<Self> {
-        let options = options(heap_bytes, timeout)?;
-        Self::start(py, workers, move || world::Invitation::accept(&words, rank, size, &options))
+    fn accept(py: Python<'_>, words: String, rank: usize, size: usize, settings: Settings) -> PyResult<Self> {
+        let options = settings.options()?;
+        Self::start(py, &settings, move || world::Invitation::accept(&words, rank, size, &options))
     }
 
     /// Unique in this process.
@@ -117,13 +139,21 @@ impl World {
         };
         let elements = shape.iter().try_fold(element.size(), |bytes, &n| bytes.checked_mul(n)).unwrap_or(usize::MAX);
         let (worker, asked) = (&self.worker, name.clone());
-        let bytes = py.detach(|| worker.call(move |desk| Ok(desk.pe.heap().alloc::<u8>(&asked, elements)?)))?;
+        let bytes = py.detach(|| worker.call(move |desk| desk.device.symmetric(&asked, elements)))?;
         Ok(Buffer::symmetric(self.worker.number, &name, bytes, &shape, element))
     }
 
-    /// Use of this PE's heap: (capacity, bytes in use, peak, live objects); nothing after `close`.
-    fn heap_stats(&self) -> Option<(usize, usize, usize, usize)> {
-        self.worker.heap_stats().map(|stats| (stats.capacity, stats.in_use, stats.peak, stats.live))
+    /// Use of this PE's heap: (capacity, bytes in use, peak, live objects).
+    fn heap_stats(&self, py: Python<'_>) -> PyResult<(usize, usize, usize, usize)> {
+        let worker = &self.worker;
+        let stats = py.detach(|| worker.call(|desk| Ok(desk.device.heap_stats())))?;
+        Ok((stats.capacity, stats.in_use, stats.peak, stats.live))
+    }
+
+    /// Whether it was not closed.
+    #[getter]
+    fn open(&self) -> bool {
+        self.worker.is_open()
     }
 
     /// Leaves the world. Memory that others still hold stays until they drop it.
@@ -137,15 +167,15 @@ impl World {
 impl Invitation {
     /// Makes the memory of a world of `size` PEs.
     #[new]
-    fn new(size: usize, heap_bytes: usize, timeout: f64) -> PyResult<Self> {
-        let inner = world::Invitation::new(size, &options(heap_bytes, timeout)?).map_err(Failure::from)?;
+    fn new(size: usize, settings: Settings) -> PyResult<Self> {
+        let inner = world::Invitation::new(size, &settings.options()?).map_err(Failure::from)?;
         let words = inner.words().map_err(Failure::from)?;
         Ok(Self { inner: Mutex::new(Some(inner)), words })
     }
 
     /// Comes in as PE 0; once.
-    fn join(&self, py: Python<'_>, workers: Option<usize>) -> PyResult<World> {
+    fn join(&self, py: Python<'_>, settings: Settings) -> PyResult<World> {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or(Failure::Closed)?;
-        World::start(py, workers, move || inner.join())
+        World::start(py, &settings, move || inner.join())
     }
 }

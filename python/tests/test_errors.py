@@ -49,6 +49,8 @@ def test_integers_have_no_gradients():
 
 def test_devices():
     refused(DeviceError, "v is on meta, q on cpu; move all tensors of a call to one device", v=torch.randn(1, 23, 4, 32, device="meta"))
+    with pytest.raises(DeviceError, match="a world on meta was asked for; worlds compute on cpu and cuda"):
+        deltalink.init(device="meta")
     with pytest.raises(DeviceError, match="weight of convolution 0 is on meta, x on cpu"):
         deltalink.causal_conv1d(torch.randn(1, 9, 4), torch.randn(4, 3, device="meta"))
 
