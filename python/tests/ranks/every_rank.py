@@ -1,8 +1,9 @@
 """Run by torchrun on each rank: every rank's outputs and gradients against those of one rank that holds everything.
 
-All ranks draw the same tensors, so each can compute the whole by itself.
+All ranks draw the same tensors, so each can compute the whole by itself. With the argument `cuda` each rank computes on a GPU.
 """
 
+import os
 import sys
 
 import torch
@@ -111,13 +112,13 @@ def check_layer(group, kind, cu_seqlens, cuts, around=lambda run: run):
         close(share, expected, 5e-5, what=name)
 
 
-def check_worlds(rank, size):
+def check_worlds(rank, size, device):
     """The ways to say who computes together."""
-    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("cp",))
+    mesh = init_device_mesh(device, (size,), mesh_dim_names=("cp",))
     for group in (mesh, mesh["cp"], "env"):
-        world = deltalink.init(group)
+        world = deltalink.init(group, device=device)
         assert (world.rank, world.size) == (rank, size)
-        cp = deltalink.ContextParallel(group, cu_seqlens=[0, 7 * size])
+        cp = deltalink.ContextParallel(group, cu_seqlens=[0, 7 * size], device=device)
         x = torch.randn(1, 7 * size, 8)
         y, _ = deltalink.causal_conv1d(cp.shard(x), torch.ones(8, 4), cp=cp)
         whole, _ = deltalink.causal_conv1d(x, torch.ones(8, 4))
@@ -197,9 +198,13 @@ def check_absence(rank, size):
 
 
 def main():
+    device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
     torch.set_num_threads(1)
+    torch.set_default_device(device)
     torch.manual_seed(5)
-    dist.init_process_group("gloo")
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.group.WORLD
     deltalink.init(group, heap_bytes=16 << 20, timeout=30.0, workers=1)
@@ -220,11 +225,14 @@ def main():
     saved = lambda run: lambda y: checkpoint(run, y, use_reentrant=False)  # noqa: E731
     check_layer(group, KimiDeltaAttention, [0, 44], {2: [29], 3: [9, 20]}[size], saved)
 
-    check_worlds(rank, size)
+    # Where NVSHMEM serves a world, it is the only one of a process.
+    if device == "cpu":
+        check_worlds(rank, size, device)
     check_symmetric(group)
     check_many_steps(group)
-    check_mismatches(rank)
-    check_absence(rank, size)
+    if device == "cpu":
+        check_mismatches(rank)
+        check_absence(rank, size)
     deltalink.shutdown()
     dist.destroy_process_group()
     print(f"rank {rank} of {size}: all is well")
