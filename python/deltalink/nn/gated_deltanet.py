@@ -28,6 +28,9 @@ class GatedDeltaNet(DeltaRuleLayer):
         norm_eps: Of the output norm.
     """
 
+    rule = staticmethod(gdn)
+    """The delta rule; another implementation can take its place, to compare."""
+
     def __init__(
         self,
         hidden_size: int = 2048,
@@ -63,7 +66,7 @@ class GatedDeltaNet(DeltaRuleLayer):
 
     def _run(self, x: Tensor, state: LayerState | None, keep: bool, cu_seqlens, cp) -> tuple[Tensor, LayerState | None]:
         (q, k, v), convolution = self._qkv(x, state, keep, cu_seqlens, cp)
-        o, recurrent = gdn(
+        o, recurrent = self.rule(
             self._heads(q, self.head_k_dim),
             self._heads(k, self.head_k_dim),
             self._heads(v, self.head_v_dim),

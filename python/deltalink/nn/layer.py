@@ -29,7 +29,10 @@ def inverse_softplus_of_steps(size: int) -> Tensor:
 
 
 class DeltaRuleLayer(nn.Module):
-    """A layer around a delta rule. Subclasses add gates and call :meth:`_run`."""
+    """A layer around a delta rule. Subclasses add gates, and compute in :meth:`_run`."""
+
+    convolve = staticmethod(short_convolutions)
+    """The short convolutions of q, k and v; another implementation can take its place, to compare."""
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class DeltaRuleLayer(nn.Module):
         if not self.use_short_conv:
             return [F.silu(y) for y in projected], None
         convolutions = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        outputs, states = short_convolutions(
+        outputs, states = self.convolve(
             projected,
             [convolution.taps for convolution in convolutions],
             [convolution.bias for convolution in convolutions] if self.conv_bias else None,
