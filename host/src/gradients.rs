@@ -123,6 +123,43 @@ impl<T> Gradients<T> {
         always.into_iter().chain(present).collect()
     }
 
+    /// The same gradients, each passed through `f`, unless that fails.
+    ///
+    /// # Errors
+    /// What `f` returns.
+    pub fn try_map<U, E>(&self, mut f: impl FnMut(&T) -> Result<U, E>) -> Result<Gradients<U>, E> {
+        Ok(Gradients {
+            dq: f(&self.dq)?,
+            dk: f(&self.dk)?,
+            dv: f(&self.dv)?,
+            dg: f(&self.dg)?,
+            dbeta: f(&self.dbeta)?,
+            da_log: self.da_log.as_ref().map(&mut f).transpose()?,
+            ddt_bias: self.ddt_bias.as_ref().map(&mut f).transpose()?,
+            d_initial_state: self.d_initial_state.as_ref().map(&mut f).transpose()?,
+        })
+    }
+
+    /// As [`try_map`](Self::try_map), for what borrows the gradients to change them.
+    ///
+    /// # Errors
+    /// What `f` returns.
+    pub fn try_map_mut<'a, U, E>(
+        &'a mut self,
+        mut f: impl FnMut(&'a mut T) -> Result<U, E>,
+    ) -> Result<Gradients<U>, E> {
+        Ok(Gradients {
+            dq: f(&mut self.dq)?,
+            dk: f(&mut self.dk)?,
+            dv: f(&mut self.dv)?,
+            dg: f(&mut self.dg)?,
+            dbeta: f(&mut self.dbeta)?,
+            da_log: self.da_log.as_mut().map(&mut f).transpose()?,
+            ddt_bias: self.ddt_bias.as_mut().map(&mut f).transpose()?,
+            d_initial_state: self.d_initial_state.as_mut().map(&mut f).transpose()?,
+        })
+    }
+
     /// The same gradients, each passed through `f`.
     pub fn map<U>(&self, mut f: impl FnMut(&T) -> U) -> Gradients<U> {
         Gradients {
@@ -176,15 +213,10 @@ impl Gradients {
 
     /// The same gradients, as memory for a backward call.
     pub fn views_mut(&mut self) -> Gradients<TensorViewMut<'_>> {
-        Gradients {
-            dq: self.dq.view_mut(),
-            dk: self.dk.view_mut(),
-            dv: self.dv.view_mut(),
-            dg: self.dg.view_mut(),
-            dbeta: self.dbeta.view_mut(),
-            da_log: self.da_log.as_mut().map(Tensor::view_mut),
-            ddt_bias: self.ddt_bias.as_mut().map(Tensor::view_mut),
-            d_initial_state: self.d_initial_state.as_mut().map(Tensor::view_mut),
+        let views = self.try_map_mut(|tensor| Ok::<_, std::convert::Infallible>(tensor.view_mut()));
+        match views {
+            Ok(views) => views,
+            Err(never) => match never {},
         }
     }
 

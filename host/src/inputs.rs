@@ -264,6 +264,40 @@ impl Inputs<'_> {
         [("q", &self.q), ("k", &self.k), ("v", &self.v), ("beta", beta), g].into_iter().chain(present).collect()
     }
 
+    /// The same call with another tensor in place of each: what `place` makes of it and of its name, see
+    /// [`tensors`](Self::tensors).
+    ///
+    /// # Errors
+    /// What `place` returns.
+    pub fn with_tensors<'b, E>(
+        &self,
+        mut place: impl FnMut(&'static str, &TensorView<'_>) -> Result<TensorView<'b>, E>,
+    ) -> Result<Inputs<'b>, E> {
+        let (q, k, v) = (place("q", &self.q)?, place("k", &self.k)?, place("v", &self.v)?);
+        let mut optional = |name, x: Option<&TensorView<'_>>| x.map(|x| place(name, x)).transpose();
+        let initial_state = optional("h0", self.initial_state.as_ref())?;
+        let gate = match &self.gate {
+            Gate::Given(g) => Gate::Given(place("g", g)?),
+            Gate::Softplus { raw, a_log, dt_bias } => Gate::Softplus {
+                dt_bias: optional("dt_bias", dt_bias.as_ref())?,
+                raw: place("g_raw", raw)?,
+                a_log: place("A_log", a_log)?,
+            },
+            Gate::LowerBound { raw, a_log, dt_bias, bound } => Gate::LowerBound {
+                a_log: optional("A_log", a_log.as_ref())?,
+                dt_bias: optional("dt_bias", dt_bias.as_ref())?,
+                raw: place("g_raw", raw)?,
+                bound: *bound,
+            },
+        };
+        let beta = match &self.beta {
+            Beta::Given(beta) => Beta::Given(place("beta", beta)?),
+            Beta::Logits { logits, factor } => Beta::Logits { logits: place("beta", logits)?, factor: *factor },
+        };
+        let Inputs { op, scale, l2norm, state_layout, .. } = *self;
+        Ok(Inputs { op, q, k, v, gate, beta, scale, l2norm, initial_state, state_layout })
+    }
+
     /// Checks that all tensors lie in memory of the host, for what reads them there.
     ///
     /// # Errors

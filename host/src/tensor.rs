@@ -52,7 +52,16 @@ pub enum Data<'a> {
     F16(&'a [f16]),
 }
 
-impl Data<'_> {
+impl<'a> Data<'a> {
+    /// The elements as bytes.
+    pub fn bytes(self) -> &'a [u8] {
+        match self {
+            Data::F32(x) => bytemuck::cast_slice(x),
+            Data::Bf16(x) => bytemuck::cast_slice(x),
+            Data::F16(x) => bytemuck::cast_slice(x),
+        }
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         match self {
@@ -358,11 +367,7 @@ impl Buffer {
 
     /// The elements as bytes.
     pub fn bytes(&self) -> &[u8] {
-        match self {
-            Buffer::F32(x) => bytemuck::cast_slice(x),
-            Buffer::Bf16(x) => bytemuck::cast_slice(x),
-            Buffer::F16(x) => bytemuck::cast_slice(x),
-        }
+        self.data().bytes()
     }
 
     /// The elements as writable bytes.

@@ -17,11 +17,12 @@ pub type Outcome = Result<String, Box<dyn Error + Send + Sync>>;
 pub type Scenario = fn(&Pe) -> Outcome;
 
 /// All scenarios, by name.
-pub const SCENARIOS: [(&str, Scenario); 18] = [
+pub const SCENARIOS: [(&str, Scenario); 19] = [
     ("barriers", barriers),
     ("put-signal", put_signal),
     ("gathers", gathers),
     ("heap-reuse", heap_reuse),
+    ("lending", lending),
     ("element-types", element_types),
     ("differing-requests", differing_requests),
     ("differing-frees", differing_frees),
@@ -181,6 +182,41 @@ fn heap_reuse(pe: &Pe) -> Outcome {
     let whole = heap.alloc::<u8>("whole", stats.capacity)?;
     ensure(whole.offset() == 0 && heap.stats().in_use == HEAP_BYTES, "the whole heap is one block again")?;
     Ok("reused".into())
+}
+
+/// Objects that are lent and given back on another thread leave nothing behind, however often.
+fn lending(pe: &Pe) -> Outcome {
+    const ROUNDS: usize = 1000;
+    let heap = pe.heap();
+    let kept = heap.alloc::<u64>("kept", 10)?;
+    let before = heap.stats();
+    let (to_owner, owned) = std::sync::mpsc::channel::<deltalink::heap::Lent>();
+    let owner = thread::spawn(move || {
+        let total: usize = owned.into_iter().map(|lent| lent.bytes()).sum();
+        total
+    });
+    for round in 0..ROUNDS {
+        let object = heap.alloc::<u64>("lent", 1 + round % 50)?;
+        ensure(object.offset() == 256, format!("round {round}: {object:?}"))?;
+        for lent in [object.lend(), object.lend()] {
+            ensure(lent.address() == object.addr() as u64, "a loan is of this PE's copy")?;
+            to_owner.send(lent)?;
+        }
+        drop(object);
+        // Every PE has its object back before the next one is asked for.
+        heap.await_loans(Duration::from_secs(30))?;
+        while heap.stats().live > before.live {
+            thread::yield_now();
+        }
+    }
+    drop(to_owner);
+    let total = owner.join().map_err(|_| "the owner panicked")?;
+    ensure(total == 2 * 8 * (0..ROUNDS).map(|round| 1 + round % 50).sum::<usize>(), format!("{total} bytes"))?;
+    let after = heap.stats();
+    ensure((after.live, after.in_use, after.lent) == (before.live, before.in_use, 0), format!("{after:?}"))?;
+    ensure((1..=2).contains(&after.peak_lent), format!("{after:?}"))?;
+    drop(kept);
+    Ok("given back".into())
 }
 
 /// Each type's address arithmetic, an empty object, and an object that outlives its PE's handle of the heap.

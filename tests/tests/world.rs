@@ -174,6 +174,10 @@ mod suite {
         SIZES.iter().for_each(|&size| all_say(how, "heap-reuse", size, &["reused"]));
     }
 
+    pub fn lending(how: How) {
+        SIZES.iter().for_each(|&size| all_say(how, "lending", size, &["given back"]));
+    }
+
     pub fn element_types(how: How) {
         SIZES.iter().for_each(|&size| all_say(how, "element-types", size, &["typed"]));
     }
@@ -284,6 +288,7 @@ conformance!(Threads: threads, Processes: processes; [
     put_with_signal,
     gathers,
     heap_reuse,
+    lending,
     element_types,
     out_of_memory,
     differing_requests,

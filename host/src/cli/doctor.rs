@@ -14,6 +14,7 @@ mod launchers;
 mod machine;
 mod nvshmem;
 mod peers;
+mod resident;
 mod self_test;
 mod tiles;
 

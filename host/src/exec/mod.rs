@@ -1,7 +1,7 @@
 //! Where kernels run and their memory lies: the CPU ([`cpu`]) or a GPU.
 //!
-//! A step is written once against [`Executor`]. It sees addresses only: the executor says where a tensor of
-//! the caller is reached by kernels, gives scratch memory, and holds the step's tables and words in one block.
+//! A step is written once against [`Executor`]. It sees addresses only: the executor says where a tensor of the caller is reached
+//! by kernels (in place, if it lies at [`Executor::location`]), and gives scratch memory and memory to keep.
 
 pub mod conformance;
 mod convolution;
@@ -11,6 +11,7 @@ pub mod cuda;
 mod error;
 mod image;
 mod kernels;
+mod tensors;
 
 use std::any::Any;
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ pub use image::{Image, Part};
 pub use kernels::Kernel;
 #[cfg(feature = "cuda")]
 use kernels::{hopper_entries, local_entries, sending_entries};
+pub use tensors::{DeviceInputs, DeviceTensor};
 
 use crate::inputs::Op;
 use crate::tensor::{Dtype, Location, TensorView, TensorViewMut};

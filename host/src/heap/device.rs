@@ -7,6 +7,7 @@ use bytemuck::Pod;
 
 use super::{PoolMemory, Symmetric};
 use crate::exec::cuda::{CudaError, Gpu, Stream};
+use crate::tensor::Location;
 
 /// How kernels of this PE get data to another PE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +66,10 @@ impl DevicePool {
 
 impl PoolMemory for DevicePool {
     const KIND: &'static str = "GPU memory";
+
+    fn location(&self) -> Location {
+        Location::Gpu(self.gpu().properties().ordinal)
+    }
 
     fn capacity(&self) -> usize {
         self.bytes

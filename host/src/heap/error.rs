@@ -1,5 +1,7 @@
 //! Errors of the heap, and how the PEs' requests are compared.
 
+use std::time::Duration;
+
 use super::{HostPool, PoolMemory};
 use crate::world::WorldError;
 
@@ -20,6 +22,13 @@ pub enum HeapError {
     Unreadable { name: String, rank: usize, reason: String },
     #[error("the memory of `{name}` cannot be set to zero in {kind}: {reason}")]
     Memory { name: String, kind: &'static str, reason: String },
+    #[error(
+        "{count} {} of {bytes} bytes in all of the symmetric heap {} not given back after {waited:.1?}: {names}; drop the tensors \
+         over this memory first",
+        if *count == 1 { "loan" } else { "loans" },
+        if *count == 1 { "was" } else { "were" }
+    )]
+    StillLent { count: usize, names: String, bytes: usize, waited: Duration },
     #[error(transparent)]
     World(#[from] WorldError),
 }

@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 
+use crate::tensor::Location;
 use crate::world::Member;
 
 /// One kind of memory for the pools of a world's PEs: one pool for each PE, all of one capacity.
 pub trait PoolMemory: std::fmt::Debug + Send + Sync + 'static {
     /// What errors call it.
     const KIND: &'static str;
+
+    /// Where this PE's pool is.
+    fn location(&self) -> Location;
 
     /// Bytes of a pool.
     fn capacity(&self) -> usize;
@@ -44,6 +48,10 @@ impl HostPool {
 
 impl PoolMemory for HostPool {
     const KIND: &'static str = "host memory";
+
+    fn location(&self) -> Location {
+        Location::Host
+    }
 
     fn capacity(&self) -> usize {
         self.member.segment().heap_bytes()

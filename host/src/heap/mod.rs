@@ -14,19 +14,22 @@
 #[cfg(feature = "cuda")]
 mod device;
 mod error;
+mod lent;
 mod memory;
 mod pool;
 mod symmetric;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 #[cfg(feature = "cuda")]
 pub use device::{DevicePool, Reach};
 pub use error::{Difference, HeapError, Mismatch, Request};
+pub use lent::Lent;
 pub use memory::{HostPool, PoolMemory};
 pub use symmetric::Symmetric;
 
 use crate::world::{Member, Pe, Purpose, Step};
+use lent::Loans;
 use pool::Pool;
 use symmetric::Block;
 
@@ -44,6 +47,10 @@ pub struct HeapStats {
     pub peak: usize,
     /// Number of live objects.
     pub live: usize,
+    /// Number of loans that were not given back ([`Lent`]).
+    pub lent: usize,
+    /// Most loans there were at once.
+    pub peak_lent: usize,
 }
 
 /// One PE's pool of the symmetric heap. A clone is the same pool.
@@ -64,6 +71,8 @@ struct Shared<M> {
     member: Arc<Member>,
     memory: M,
     state: Mutex<State>,
+    /// A loan was given back.
+    returned: Condvar,
 }
 
 #[derive(Debug)]
@@ -71,6 +80,7 @@ struct State {
     pool: Pool,
     /// Number of the next allocation.
     sequence: u64,
+    loans: Loans,
 }
 
 impl<M> Shared<M> {
@@ -95,7 +105,8 @@ impl<M: PoolMemory> Heap<M> {
 
     fn with(member: Arc<Member>, memory: M) -> Self {
         let pool = Pool::new(memory.capacity(), ALIGN);
-        Self { shared: Arc::new(Shared { member, memory, state: Mutex::new(State { pool, sequence: 0 }) }) }
+        let state = Mutex::new(State { pool, sequence: 0, loans: Loans::default() });
+        Self { shared: Arc::new(Shared { member, memory, state, returned: Condvar::new() }) }
     }
 
     /// Number of PEs.
@@ -124,7 +135,7 @@ impl<M: PoolMemory> Heap<M> {
     /// PEs are told.
     pub fn alloc<T: bytemuck::Pod>(&self, name: &str, len: usize) -> Result<Symmetric<T, M>, HeapError> {
         const { assert!(align_of::<T>() <= ALIGN, "the element type needs more alignment than the heap gives") };
-        let Shared { member, memory, state: _ } = &*self.shared;
+        let Shared { member, memory, .. } = &*self.shared;
         let mut turn = member.turn();
         let bytes = len.saturating_mul(size_of::<T>());
         let (request, block) = self.reserve::<T>(name, len, bytes);
@@ -183,7 +194,14 @@ impl<M: PoolMemory> Heap<M> {
     /// Use of this PE's pool.
     pub fn stats(&self) -> HeapStats {
         let state = self.shared.state();
-        let pool = &state.pool;
-        HeapStats { capacity: pool.capacity(), in_use: pool.in_use(), peak: pool.peak(), live: pool.live() }
+        let (pool, loans) = (&state.pool, &state.loans);
+        HeapStats {
+            capacity: pool.capacity(),
+            in_use: pool.in_use(),
+            peak: pool.peak(),
+            live: pool.live(),
+            lent: loans.open(),
+            peak_lent: loans.peak(),
+        }
     }
 }

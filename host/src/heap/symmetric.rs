@@ -20,6 +20,10 @@ impl<M> Block<M> {
         Self { shared, name: name.into(), offset, bytes }
     }
 
+    pub(super) fn shared(&self) -> &Shared<M> {
+        &self.shared
+    }
+
     pub(super) fn offset(&self) -> usize {
         self.offset
     }
@@ -120,6 +124,10 @@ impl Symmetric<u64> {
 impl<T, M: PoolMemory> Symmetric<T, M> {
     pub(super) fn new(block: Block<M>, len: usize) -> Self {
         Self { block: Arc::new(block), len, element: PhantomData }
+    }
+
+    pub(super) fn block(&self) -> &Arc<Block<M>> {
+        &self.block
     }
 
     /// The memory in which it lies.

@@ -12,6 +12,12 @@
 //! tokens are spread over PEs, the program adds the shares up (an all-reduce of its own, or
 //! [`add_shares`](crate::gradients::add_shares) where they come together); [`whole::backward`] does it in the order of the ranks.
 //! Everything else a PE returns is complete.
+//!
+//! # Tensors where they lie
+//! [`ContextParallel::forward_into`] and [`ContextParallel::backward_into`] write results into memory of the caller, and use tensors
+//! in place that lie where the operation computes. [`ContextParallel::enqueue_forward`] and its like return when their work is
+//! enqueued: per call as many launches as there are kernels and one more ([`kernels_gpu::begin`]), one event, no copy, and no
+//! wait. Such calls can be captured and replayed (`ContextParallel::capture`, feature `cuda`).
 
 mod agreement;
 mod backward;

@@ -13,6 +13,7 @@ mod introduction;
 use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nvshmem_sys::{INIT_WITH_UNIQUEID, InitAttr, Library, ONE_MACHINE, UniqueId, Version};
 
@@ -179,9 +180,11 @@ impl<'pe> Nvshmem<'pe> {
     /// Ends NVSHMEM on all PEs. Collective; kernels that use it must have ended.
     ///
     /// # Errors
-    /// [`NvshmemError::InUse`] if something of the heap is still held, [`NvshmemError::World`] if another PE has failed or
+    /// [`NvshmemError::Lent`] with the names of what is still lent, [`NvshmemError::InUse`] if something of the heap is still held
+    /// otherwise, [`NvshmemError::World`] if another PE has failed or
     /// does not come within the world's time-out: NVSHMEM then stays up until the process ends.
     pub fn close(mut self) -> Result<(), NvshmemError> {
+        self.heap.await_loans(Duration::ZERO).map_err(NvshmemError::Lent)?;
         let HeapStats { live, .. } = self.heap.stats();
         if !self.heap.is_unused_elsewhere() {
             return Err(NvshmemError::InUse { live });

@@ -36,8 +36,8 @@ pub use work::Roofline;
 
 /// Measure steps of the operation: time on the device, kernel by kernel, waits, bytes, and the share of what the device can do.
 ///
-/// One sequence is cut into equal parts, --tokens for each PE. Inputs are random and made once; a step begins on all PEs
-/// together, when its tensors have been brought to the device.
+/// One sequence is cut into equal parts, --tokens for each PE. Inputs are random, made once, and lie on the device with the
+/// results. A step that is timed begins on all PEs together.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 How to read the result:
@@ -46,7 +46,10 @@ How to read the result:
              slow: a state keeps 99.6 % per token, so that M matters
   pass       forward, backward, or both: the sum of the two in each repeat
   time       of a step on the device, from the begin of its first kernel to the end of its last, on the PE
-             that took longest; without copies between host and device. On the CPU, wall time.
+             that took longest. On the CPU, wall time.
+  queued     time of a step where many are enqueued back to back and the host waits for none; of a
+             forward step, or of both passes together. Empty where steps need the host (bulk mode,
+             shared GPUs)
   TFLOP/s    products that the algorithm asks for, over that time, of the PE that has most to do
   TB/s       bytes that its kernels read and write, each tensor once for each kernel
   roofline   least time of its kernels one by one, at --peak-tflops and --peak-tbs, over the time

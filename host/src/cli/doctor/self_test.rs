@@ -1,8 +1,10 @@
-//! `deltalink doctor --self-test`: whether messages between two PEs arrive as they were sent, for a second or two.
+//! `deltalink doctor --self-test`: whether messages between two PEs arrive as they were sent, for a second or two, and whether calls
+//! on tensors of the device do what ordinary ones do.
 
 use std::time::{Duration, Instant};
 
 use super::super::bench::comm::{CommBenchError, Exchanged, exchange_for};
+use super::resident::{self, Compared, ResidentError};
 use super::{Finding, Status};
 use crate::op::Device;
 
@@ -11,10 +13,15 @@ const DURATION: Duration = Duration::from_secs(2);
 
 /// A finding for the CPU, and one for GPUs if this build can use them and `gpus` are there.
 pub(super) fn findings(gpus: usize) -> Vec<Finding> {
-    let mut all = vec![finding("self-test on the CPU", test(Device::Cpu, DURATION))];
+    let mut all = vec![
+        finding("self-test on the CPU", test(Device::Cpu, DURATION)),
+        comparison("self-test of enqueued calls on the CPU", resident::on_cpu()),
+    ];
     if cfg!(feature = "cuda") && gpus > 0 {
-        let item = if gpus > 1 { "self-test on two GPUs" } else { "self-test on one GPU" };
-        all.push(finding(item, test(Device::Cuda, DURATION)));
+        let on = if gpus > 1 { "two GPUs" } else { "one GPU" };
+        all.push(finding(&format!("self-test on {on}"), test(Device::Cuda, DURATION)));
+        #[cfg(feature = "cuda")]
+        all.push(comparison(&format!("self-test of streams and graphs on {on}"), resident::on_gpus()));
     } else if gpus > 0 {
         all.push(Finding::new("self-test on GPUs", Status::Note, "this build has no GPU support").advice(
             "build it with `cargo build --release --features cuda` (after `cargo xtask setup`) to test the GPUs too",
@@ -39,6 +46,22 @@ pub(super) fn finding(item: &str, outcome: Result<(Exchanged, Duration), CommBen
         Err(error) => Finding::new(item, Status::Failed, error.to_string()).advice(
             "results of several PEs cannot be trusted on this device; what is missing above may be the cause, else please report it with this output",
         ),
+    }
+}
+
+/// The verdict on calls on tensors of the device.
+fn comparison(item: &str, outcome: Result<Compared, ResidentError>) -> Finding {
+    match outcome {
+        Ok(Compared { pes, calls, captured }) => {
+            let captured = captured.map(|(kernels, others)| {
+                format!("; a captured forward and backward call are {kernels} launches and {others} copies or fills")
+            });
+            let pes = if pes == 1 { "1 PE".to_owned() } else { format!("{pes} PEs") };
+            let found = format!("{pes}, {calls} calls bit for bit as ordinary ones{}", captured.unwrap_or_default());
+            Finding::new(item, Status::Ok, found)
+        }
+        Err(error) => Finding::new(item, Status::Failed, error.to_string())
+            .advice("calls with tensors on this device cannot be trusted; please report it with this output"),
     }
 }
 

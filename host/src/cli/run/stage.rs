@@ -27,6 +27,7 @@ pub(super) enum Stage<'pe> {
 }
 
 /// The operation of one PE, on its device.
+#[allow(clippy::large_enum_variant)] // one in a run
 pub(super) enum Operation<'pe> {
     /// On the CPU.
     Cpu(ContextParallel<'pe>),

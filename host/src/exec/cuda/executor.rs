@@ -17,7 +17,7 @@ use crate::exec::{
 };
 use crate::heap::{DevicePool, Heap};
 use crate::inputs::Op;
-use crate::tensor::{Data, Dtype, Location, TensorView, TensorViewMut};
+use crate::tensor::{Dtype, Location, TensorView, TensorViewMut};
 use crate::world::Pe;
 
 /// Threads of a warpgroup.
@@ -45,6 +45,8 @@ pub struct CudaExecutor {
     residencies: HashMap<(String, u32, u32), Residency>,
     /// Whether what is launched is captured.
     captures: bool,
+    /// Whether something was launched that nobody has waited for.
+    unfinished: bool,
     timing: bool,
     /// Begin of the step since times were last taken, begin and end of each launch since then, and spare events.
     begun: Option<Event>,
@@ -72,11 +74,17 @@ impl CudaExecutor {
             watch: gpu.host_buffer(size_of::<Watch>())?,
             residencies: HashMap::new(),
             captures: false,
+            unfinished: false,
             timing: true,
             begun: None,
             timed: Vec::new(),
             spare: Vec::new(),
         })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
     }
 
     /// Puts work into the stream `raw` from here on (a `CUstream` or `cudaStream_t`; 0 is the default stream): after what was put
@@ -86,7 +94,8 @@ impl CudaExecutor {
     /// [`CudaError::Call`] if the streams cannot be put in order.
     ///
     /// # Safety
-    /// A stream of this GPU's primary context, which lives until the executor gets another one or is dropped.
+    /// A stream of this GPU's primary context, which lives until the executor gets another one or is dropped. What others capture
+    /// on it is not launched after the executor was dropped, nor on another stream than the operation's calls.
     pub unsafe fn use_stream(&mut self, raw: u64) -> Result<(), CudaError> {
         if self.stream.raw() as u64 == raw {
             return Ok(());
@@ -117,6 +126,7 @@ impl CudaExecutor {
     /// # Safety
     /// Tensors that the captured steps use are where they were, until the stream has done them.
     pub(crate) unsafe fn replay(&mut self, graph: &Graph) -> Result<(), CudaError> {
+        self.unfinished = true;
         // SAFETY: the caller's promise for tensors; everything else was pinned while it was captured.
         unsafe { graph.launch(&self.stream) }
     }
@@ -157,11 +167,12 @@ impl CudaExecutor {
         let function = self.kernels.function(name);
         let shape = Shape { blocks: count, threads, shared_bytes };
         if let Some(residency) = resident {
-            function.check_resident(shape, residency, self.sharing.pes as u32)?;
+            function.check_fits(shape, residency, self.sharing.pes as u32)?;
         }
         // SAFETY: the entry takes these parameters by value. Memory that they name stays until the stream has done the step: the
         // executor's, because its release waits for the stream's work, the caller's by its promise, where a call returns before.
         unsafe { function.launch(&self.stream, shape, params)? };
+        self.unfinished |= !self.captures;
         tracing::debug!(kernel = K::NAME, blocks = count, threads, shared_bytes, "launched");
         Ok(())
     }
@@ -171,7 +182,7 @@ impl CudaExecutor {
     }
 
     /// Waits for all launches so far. Kernels that wait for another PE give up when `peer_failed`.
-    fn wait_until_done(&self, peer_failed: &dyn Fn() -> bool) -> Result<(), CudaError> {
+    fn wait_until_done(&mut self, peer_failed: &dyn Fn() -> bool) -> Result<(), CudaError> {
         let (mut told, mut warned) = (false, false);
         self.stream.synchronize_with(|| {
             if !told && peer_failed() {
@@ -183,7 +194,19 @@ impl CudaExecutor {
                 tracing::debug!(%expired, "a kernel gave up; waiting for the others to end");
                 warned = true;
             }
-        })
+        })?;
+        self.unfinished = false;
+        Ok(())
+    }
+}
+
+impl Drop for CudaExecutor {
+    fn drop(&mut self) {
+        if self.unfinished {
+            // What was only enqueued still uses the heap, and other PEs' slots, which others get next. It ends, because its waits
+            // are bounded; if it ended badly there is nothing left to do about it.
+            let _ = self.stream.synchronize();
+        }
     }
 }
 
@@ -197,14 +220,6 @@ fn in_place(found: Location, want: Location, address: u64, len: usize, dtype: Dt
         return Err(ExecError::Elsewhere { found, want });
     }
     Ok(param(address, len, dtype))
-}
-
-fn bytes_of<'a>(data: &Data<'a>) -> &'a [u8] {
-    match *data {
-        Data::F32(x) => bytemuck::cast_slice(x),
-        Data::Bf16(x) => bytemuck::cast_slice(x),
-        Data::F16(x) => bytemuck::cast_slice(x),
-    }
 }
 
 impl KeptMemory for Counted {
@@ -261,7 +276,7 @@ impl Executor for CudaExecutor {
         let Some(data) = tensor.host() else {
             return in_place(tensor.location(), self.location(), tensor.address(), len, dtype);
         };
-        let (stream, bytes) = (&self.stream, bytes_of(&data));
+        let (stream, bytes) = (&self.stream, data.bytes());
         let memory = self.buffers.at_least(stream, Use::Slot(slot), bytes.len())?;
         memory.upload(stream, 0, bytes)?;
         Ok(param(memory.address(), len, dtype))

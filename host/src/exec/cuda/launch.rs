@@ -79,12 +79,17 @@ impl Function {
         Ok(Residency { per_sm: per_sm.max(0) as u32, sms: self.gpu().properties().sms })
     }
 
-    /// Checks that all blocks of a launch, of which `residency` run at once, do so although `sharers` PEs make it on this GPU: a
-    /// kernel that waits inside would otherwise wait for blocks that cannot start.
+    /// Checks that all blocks of a launch run at once although `sharers` PEs make it on this GPU: a kernel that waits
+    /// inside would otherwise wait for blocks that cannot start.
     ///
     /// # Errors
     /// [`CudaError::NotResident`] with what was asked and what fits.
-    pub fn check_resident(&self, shape: Shape, residency: Residency, sharers: u32) -> Result<(), CudaError> {
+    pub fn check_resident(&self, shape: Shape, sharers: u32) -> Result<(), CudaError> {
+        self.check_fits(shape, self.residency(shape.threads, shape.shared_bytes)?, sharers)
+    }
+
+    /// As [`check_resident`](Self::check_resident), where it is known how many blocks run at once.
+    pub(super) fn check_fits(&self, shape: Shape, residency: Residency, sharers: u32) -> Result<(), CudaError> {
         let Shape { blocks, threads, shared_bytes } = shape;
         let fits = residency.share(sharers);
         if blocks <= fits {

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use nvshmem_sys::{LoadError, Version};
 
 use crate::exec::cuda::CudaError;
+use crate::heap::HeapError;
 use crate::world::WorldError;
 
 /// NVSHMEM could not be started or used.
@@ -56,4 +57,6 @@ pub enum NvshmemError {
         "NVSHMEM cannot end while objects of its heap are held ({live} live); drop them and all handles of the heap first"
     )]
     InUse { live: usize },
+    #[error("NVSHMEM cannot end: {0}")]
+    Lent(HeapError),
 }

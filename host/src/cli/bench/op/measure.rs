@@ -1,13 +1,19 @@
 //! What one PE does and notes.
+//!
+//! Tensors lie where the operation computes, as those of a program do whose layers run there: nothing is brought there or back
+//! between the steps. First come steps that are awaited one by one and timed kernel by kernel, then as many that are enqueued
+//! back to back, of which the whole is timed: what a step costs where the host does not wait for it.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::Setup;
 use super::inputs::{Gates, Tensors};
 use crate::cli::progress::Progress;
-use crate::exec::{Body, Executor, Waits};
-use crate::inputs::Inputs;
-use crate::op::{ContextParallel, Mode, OpError, Report};
+use crate::exec::{Body, DeviceInputs, DeviceTensor, ExecError, Executor, Waits};
+use crate::gradients::{Gradients, Upstream};
+use crate::op::{ContextParallel, ForwardOut, Mode, OpError, Report};
 use crate::plan::Plan;
 use crate::world::Pe;
 
@@ -36,6 +42,8 @@ pub(super) struct Pass {
     pub exposed_wait_us: Vec<f64>,
     /// Launches of one kernel are added up.
     pub kernels: Vec<(String, Vec<f64>)>,
+    /// A step of those that were enqueued back to back, in microseconds; of the last direction, with the first one before it.
+    pub back_to_back_us: Option<f64>,
     pub bytes_sent: u64,
     pub scratch_bytes: usize,
     pub peak_device_bytes: usize,
@@ -86,11 +94,18 @@ pub(super) fn group<X: Executor>(
         if let Some(progress) = progress {
             progress.start(format!("{} tokens, {} gates, {mode}", group.tokens, group.gates));
         }
-        let exec = executor()?;
+        let mut exec = executor()?;
         let hopper = exec.body(&setup.kernel_sizes(), setup.dtype) == Body::Hopper;
+        let mut placed = Placed::of(&mut exec, &tensors, setup.backward).map_err(OpError::from)?;
         let mut op = ContextParallel::on(pe, setup.config(mode), exec)?;
         op.align_starts(true);
-        let (forward, backward) = repeat(&mut op, &plan, &tensors, setup)?;
+        let (mut forward, mut backward) = repeat(&mut op, &plan, &tensors, &mut placed, setup)?;
+        let enqueues = mode != Mode::Bulk && forward.waits == Waits::Kernels;
+        if enqueues {
+            op.align_starts(false);
+            let step = back_to_back(&mut op, pe, &plan, &tensors, &mut placed, setup)?;
+            backward.as_mut().unwrap_or(&mut forward).back_to_back_us = Some(step.as_secs_f64() * 1e6);
+        }
         all.push(Samples { mode, hopper, forward, backward });
         if let Some(progress) = progress {
             progress.done();
@@ -99,29 +114,92 @@ pub(super) fn group<X: Executor>(
     Ok(all)
 }
 
+/// The tensors of a call where it uses them in place, and memory for its results.
+struct Placed<X: Executor> {
+    inputs: DeviceInputs<X>,
+    d_o: DeviceTensor<X>,
+    o: DeviceTensor<X>,
+    gradients: Option<Gradients<DeviceTensor<X>>>,
+}
+
+impl<X: Executor> Placed<X> {
+    fn of(exec: &mut X, tensors: &Tensors, backward: bool) -> Result<Self, ExecError> {
+        let inputs = tensors.inputs();
+        let gradients = match backward {
+            true => Some(Gradients::zeros(&inputs).try_map(|x| DeviceTensor::of(exec, &x.view()))?),
+            false => None,
+        };
+        Ok(Self {
+            d_o: DeviceTensor::of(exec, &tensors.upstream().d_o)?,
+            o: DeviceTensor::new(exec, inputs.v.shape(), inputs.dtype())?,
+            inputs: DeviceInputs::of(exec, &inputs)?,
+            gradients,
+        })
+    }
+}
+
 fn repeat<X: Executor>(
     op: &mut ContextParallel<'_, X>,
     plan: &Plan,
     tensors: &Tensors,
+    placed: &mut Placed<X>,
     setup: &Setup,
 ) -> Result<(Pass, Option<Pass>), OpError> {
-    let inputs: Inputs<'_> = tensors.inputs();
+    let Placed { inputs, d_o, o, gradients } = placed;
+    let inputs = inputs.inputs(&tensors.inputs())?;
+    let upstream = Upstream { d_o: d_o.view()?, d_final_state: None };
     let (mut forward, mut backward) = (Pass::default(), setup.backward.then(Pass::default));
     for turn in 0..setup.warmup + setup.repeats {
         let counts = turn >= setup.warmup;
-        let Some(backward) = &mut backward else {
-            let report = op.forward(plan, &inputs)?.report;
+        let mut out = ForwardOut { o: o.view_mut()?, final_state: None };
+        let Some((backward, gradients)) = backward.as_mut().zip(gradients.as_mut()) else {
+            let report = op.forward_into(plan, &inputs, &mut out)?.report;
             if counts {
                 forward.note(&report);
             }
             continue;
         };
-        let (result, saved) = op.forward_saving(plan, &inputs)?;
-        let gradients = op.backward(plan, &inputs, saved, &tensors.upstream())?;
+        let (result, saved) = op.forward_saving_into(plan, &inputs, &mut out)?;
+        let mut out = gradients.try_map_mut(DeviceTensor::view_mut)?;
+        let done = op.backward_into(plan, &inputs, saved, &upstream, &mut out)?;
         if counts {
             forward.note(&result.report);
-            backward.note(&gradients.report);
+            backward.note(&done.report);
         }
     }
     Ok((forward, backward))
+}
+
+/// How long a step takes where the host does not wait for it: of one direction, or of both together.
+fn back_to_back<X: Executor>(
+    op: &mut ContextParallel<'_, X>,
+    pe: &Pe,
+    plan: &Plan,
+    tensors: &Tensors,
+    placed: &mut Placed<X>,
+    setup: &Setup,
+) -> Result<Duration, OpError> {
+    let Placed { inputs, d_o, o, gradients } = placed;
+    let inputs = inputs.inputs(&tensors.inputs())?;
+    let upstream = Upstream { d_o: d_o.view()?, d_final_state: None };
+    pe.barrier("steps back to back")?;
+    let begin = op.executor_mut().mark().map_err(OpError::from)?;
+    let mut last = None;
+    for _ in 0..setup.repeats {
+        let mut out = ForwardOut { o: o.view_mut()?, final_state: None };
+        last = Some(match gradients {
+            None => op.enqueue_forward(plan, &inputs, &mut out)?,
+            Some(gradients) => {
+                let saved = op.enqueue_forward_saving(plan, &inputs, &mut out)?.1;
+                let mut out = gradients.try_map_mut(DeviceTensor::view_mut)?;
+                op.enqueue_backward(plan, &inputs, saved, &upstream, &mut out)?
+            }
+        });
+    }
+    let end = op.executor_mut().mark().map_err(OpError::from)?;
+    if let Some(last) = last {
+        op.wait(last)?;
+    }
+    op.executor_mut().wait(&|| pe.failed_peer().is_some()).map_err(OpError::from)?;
+    Ok(op.executor().between(&begin, &end).map_err(OpError::from)? / setup.repeats)
 }

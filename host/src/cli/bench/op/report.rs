@@ -135,6 +135,9 @@ pub struct Measured {
     pub waits: Waits,
     /// From the begin of the first kernel to the end of the last in microseconds, over repeats, of the PE that took longest.
     pub time_us: Summary,
+    /// Of one of many steps that were enqueued without waiting for any, in microseconds, of the PE that took longest: of a step
+    /// forward, or of one forward and backward together. None where steps need the host.
+    pub back_to_back_us: Option<f64>,
     /// Time in which a worker only waited for other PEs, in microseconds, of the PE that waited longest.
     pub exposed_wait_us: Summary,
     /// Kernel by kernel; none where passes are added up.
@@ -186,6 +189,7 @@ fn sum(forward: &PassSamples, backward: &PassSamples) -> PassSamples {
         device_us: add(&forward.device_us, &backward.device_us),
         exposed_wait_us: add(&forward.exposed_wait_us, &backward.exposed_wait_us),
         kernels: Vec::new(),
+        back_to_back_us: backward.back_to_back_us,
         bytes_sent: forward.bytes_sent + backward.bytes_sent,
         scratch_bytes: forward.scratch_bytes.max(backward.scratch_bytes),
         peak_device_bytes: forward.peak_device_bytes.max(backward.peak_device_bytes),
@@ -244,6 +248,11 @@ impl Point<'_> {
             hopper,
             waits: all.first()?.waits,
             time_us,
+            back_to_back_us: match pass {
+                // What was timed is the two together.
+                Pass::Backward => None,
+                Pass::Forward | Pass::Both => all.iter().filter_map(|samples| samples.back_to_back_us).reduce(f64::max),
+            },
             exposed_wait_us: Summary::of(&largest(&|samples| &samples.exposed_wait_us))?,
             kernels: names.iter().filter_map(kernel).collect(),
             bytes_sent: all.iter().map(|samples| samples.bytes_sent).max()?,
@@ -318,7 +327,7 @@ pub(super) fn text(envelope: &Envelope<Settings, Measured>) -> String {
         [
             numbers(&["tokens"]),
             words(&["gates", "mode", "pass"]),
-            numbers(&["time us", "p10", "p90", "TFLOP/s", "TB/s"]),
+            numbers(&["time us", "p10", "p90", "queued us", "TFLOP/s", "TB/s"]),
         ]
         .into_iter()
         .chain(known.then(|| numbers(&["roofline"])))
@@ -342,6 +351,7 @@ pub(super) fn text(envelope: &Envelope<Settings, Measured>) -> String {
         points.add_row(
             what()
                 .chain(times(&point.time_us))
+                .chain([number(point.back_to_back_us.map(|us| significant(us).to_string()).unwrap_or_default())])
                 .chain(rates)
                 .chain(point.roofline.as_ref().map(|share| number(percent(share))))
                 .chain([number(significant(point.exposed_wait_us.median))])
