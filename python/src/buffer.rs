@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use deltalink::heap::Symmetric;
-use deltalink::tensor::{Buffer as Elements, Dtype, Tensor};
+use deltalink::heap::Lent;
+use deltalink::tensor::{Buffer as Elements, Dtype, Location, Tensor};
 use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned};
 use dlpark::metadata::Dynamic;
 use dlpark::python::{DlpackExporter, ExportRequest, export_dlpack};
@@ -22,12 +22,9 @@ pub struct Lease {
 }
 
 /// Where the elements are.
-pub enum Memory {
-    /// In the symmetric heap of a world on the CPU, which stays mapped while this lives.
-    Host(Symmetric<u8>),
-    /// In the symmetric heap of a world on GPUs, which stays allocated while this lives.
-    #[cfg(feature = "cuda")]
-    Gpu(Symmetric<u8, deltalink::heap::DevicePool>),
+enum Memory {
+    /// In the symmetric heap, whose memory stays while this lives.
+    Symmetric(Lent),
     /// In a vector of a result.
     Elements(Elements),
     /// The number of a ticket.
@@ -37,9 +34,7 @@ pub enum Memory {
 impl Lease {
     fn address(&self) -> *mut c_void {
         match &self.memory {
-            Memory::Host(bytes) => bytes.addr().cast(),
-            #[cfg(feature = "cuda")]
-            Memory::Gpu(bytes) => bytes.own_address() as *mut c_void,
+            Memory::Symmetric(lent) => lent.address() as *mut c_void,
             Memory::Elements(elements) => elements.bytes().as_ptr().cast_mut().cast(),
             Memory::Ticket(ticket) => std::ptr::from_ref(ticket.number()).cast_mut().cast(),
         }
@@ -47,10 +42,12 @@ impl Lease {
 
     fn device(&self) -> DLDevice {
         match &self.memory {
-            Memory::Host(_) | Memory::Elements(_) | Memory::Ticket(_) => DLDevice::CPU,
-            #[cfg(feature = "cuda")]
-            // A machine has fewer GPUs than that.
-            Memory::Gpu(bytes) => DLDevice::cuda(bytes.memory().gpu().properties().ordinal as i32),
+            Memory::Symmetric(lent) => match lent.location() {
+                Location::Host => DLDevice::CPU,
+                // A machine has fewer GPUs than that.
+                Location::Gpu(ordinal) => DLDevice::cuda(ordinal as i32),
+            },
+            Memory::Elements(_) | Memory::Ticket(_) => DLDevice::CPU,
         }
     }
 }
@@ -73,11 +70,10 @@ impl Buffer {
     }
 
     /// A buffer of the symmetric heap of world `world`, of as many bytes as the shape needs.
-    pub fn symmetric(world: u64, name: &str, memory: Memory, shape: &[usize], dtype: Dtype) -> Self {
-        let bytes = shape.iter().product::<usize>() * dtype.size();
-        let entry = Entry::new(Kind::Symmetric, world, name, bytes);
+    pub fn symmetric(world: u64, lent: Lent, shape: &[usize], dtype: Dtype) -> Self {
+        let entry = Entry::new(Kind::Symmetric, world, lent.name(), lent.bytes());
         let (shape, dtype) = (signed(shape), dl_dtype(dtype));
-        Self { lease: Arc::new(Lease { memory, _entry: entry }), shape, dtype }
+        Self { lease: Arc::new(Lease { memory: Memory::Symmetric(lent), _entry: entry }), shape, dtype }
     }
 
     /// The number that stands for what a forward call saved.

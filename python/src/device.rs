@@ -2,14 +2,13 @@
 
 use deltalink::exec::cpu::Cpu;
 use deltalink::gradients::Upstream;
-use deltalink::heap::HeapStats;
+use deltalink::heap::{HeapStats, Lent};
 use deltalink::inputs::Inputs;
 use deltalink::op::convolution::{ConvolutionConfig, ShortConvolution};
 use deltalink::op::{BackwardOut, Config, ContextParallel, ForwardOut, OpError};
 use deltalink::plan::Plan;
 use deltalink::world::Pe;
 
-use crate::buffer::Memory;
 use crate::errors::Failure;
 #[cfg(feature = "cuda")]
 use crate::gpu::Gpu;
@@ -32,7 +31,7 @@ pub enum Device<'pe> {
     Cpu { pe: &'pe Pe, workers: Option<usize> },
     /// A GPU.
     #[cfg(feature = "cuda")]
-    Gpu(Gpu<'pe>),
+    Gpu(Box<Gpu<'pe>>),
 }
 
 /// Attention on either device.
@@ -58,7 +57,7 @@ impl<'pe> Device<'pe> {
         match wanted {
             Wanted::Cpu { workers } => Ok(Device::Cpu { pe, workers }),
             #[cfg(feature = "cuda")]
-            Wanted::Gpu { ordinal, heap_bytes } => Ok(Device::Gpu(Gpu::start(pe, ordinal, heap_bytes)?)),
+            Wanted::Gpu { ordinal, heap_bytes } => Ok(Device::Gpu(Box::new(Gpu::start(pe, ordinal, heap_bytes)?))),
         }
     }
 
@@ -102,11 +101,11 @@ impl<'pe> Device<'pe> {
     ///
     /// # Errors
     /// [`Failure`] if there is no room or the PEs differ.
-    pub fn symmetric(&self, name: &str, bytes: usize) -> Result<Memory, Failure> {
+    pub fn symmetric(&self, name: &str, bytes: usize) -> Result<Lent, Failure> {
         match self {
-            Device::Cpu { pe, .. } => Ok(Memory::Host(pe.heap().alloc::<u8>(name, bytes)?)),
+            Device::Cpu { pe, .. } => Ok(pe.heap().alloc::<u8>(name, bytes)?.lend()),
             #[cfg(feature = "cuda")]
-            Device::Gpu(gpu) => Ok(Memory::Gpu(gpu.heap().alloc::<u8>(name, bytes)?)),
+            Device::Gpu(gpu) => Ok(gpu.heap().alloc::<u8>(name, bytes)?.lend()),
         }
     }
 

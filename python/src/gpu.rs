@@ -24,7 +24,7 @@ enum Pool<'pe> {
     /// This PE, which is alone.
     Own(Heap<DevicePool>),
     /// NVSHMEM, for all PEs.
-    Nvshmem(Nvshmem<'pe>),
+    Nvshmem(Box<Nvshmem<'pe>>),
 }
 
 impl<'pe> Gpu<'pe> {
@@ -44,7 +44,7 @@ impl<'pe> Gpu<'pe> {
             } else {
                 Kernels::direct(&gpu).map_err(ExecError::from)
             };
-            (Ok(Pool::Nvshmem(nvshmem)), kernels)
+            (Ok(Pool::Nvshmem(Box::new(nvshmem))), kernels)
         };
         match (pool, kernels) {
             (Ok(pool), Ok(kernels)) => Ok(Self { pe, gpu, kernels, pool }),

@@ -138,9 +138,9 @@ impl World {
             }
         };
         let elements = shape.iter().try_fold(element.size(), |bytes, &n| bytes.checked_mul(n)).unwrap_or(usize::MAX);
-        let (worker, asked) = (&self.worker, name.clone());
-        let bytes = py.detach(|| worker.call(move |desk| desk.device.symmetric(&asked, elements)))?;
-        Ok(Buffer::symmetric(self.worker.number, &name, bytes, &shape, element))
+        let (worker, asked) = (&self.worker, name);
+        let lent = py.detach(|| worker.call(move |desk| desk.device.symmetric(&asked, elements)))?;
+        Ok(Buffer::symmetric(self.worker.number, lent, &shape, element))
     }
 
     /// Use of this PE's heap: (capacity, bytes in use, peak, live objects).
