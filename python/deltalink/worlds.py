@@ -99,7 +99,7 @@ class World:
                 raise StillLentError(_still(alive))
             gc.collect()
             time.sleep(0.01)
-        self._native.close()
+        self._native.close(together=not force)
 
     def __repr__(self) -> str:
         return f"World(number={self.number}, rank={self.rank}, size={self.size}, device={self.device})"
@@ -255,9 +255,9 @@ def shutdown(process_group=None, *, wait: float = 0.0, force: bool = False) -> N
 
 @atexit.register
 def _leave_all() -> None:
-    # The others must not wait for a process that is gone.
+    # The others must not wait for a process that is gone, nor this one for others, which may have failed.
     for world in _worlds.values():
-        world._native.close()
+        world._native.close(together=False)
 
 
 def memory_stats() -> dict[str, int]:

@@ -118,12 +118,14 @@ impl<'pe> Device<'pe> {
         }
     }
 
-    /// Ends what is collective. Operations must be gone.
-    pub fn close(self) {
+    /// Ends what is collective, if `together`; otherwise waits for nobody. Operations must be gone.
+    pub fn close(self, together: bool) {
         match self {
-            Device::Cpu { .. } => {}
+            Device::Cpu { .. } => {
+                let _ = together;
+            }
             #[cfg(feature = "cuda")]
-            Device::Gpu(gpu) => gpu.close(),
+            Device::Gpu(gpu) => gpu.close(together),
         }
     }
 }

@@ -92,12 +92,12 @@ impl<'pe> Gpu<'pe> {
         Ok(CudaExecutor::new(&self.gpu, self.kernels.clone(), self.heap().clone(), sharing)?)
     }
 
-    /// Ends NVSHMEM together with the other PEs; after a failure it waits for nobody. If buffers of the heap are still held NVSHMEM
-    /// stays up until the process ends, and they stay good.
-    pub fn close(self) {
+    /// Ends NVSHMEM together with the other PEs; after a failure, or if not `together`, it waits for nobody. If buffers of the heap are
+    /// still held NVSHMEM stays up until the process ends, and they stay good.
+    pub fn close(self, together: bool) {
         drop(self.kernels);
         match self.pool {
-            Pool::Nvshmem(nvshmem) if self.pe.failed_peer().is_none() => {
+            Pool::Nvshmem(nvshmem) if together && self.pe.failed_peer().is_none() => {
                 // What it could say has no consequence: the world ends either way.
                 drop(nvshmem.close());
             }

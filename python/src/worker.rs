@@ -24,6 +24,8 @@ type Job = Box<dyn for<'pe> FnOnce(&mut Desk<'pe>) + Send>;
 pub struct Desk<'pe> {
     pub pe: &'pe Pe,
     pub device: Device<'pe>,
+    /// Whether the world ends together with the other PEs, where it can.
+    together: bool,
     /// One operation for each set of options: they have slots and agreements of their own.
     operations: Vec<(Config, AnyAttention<'pe>)>,
     convolutions: Vec<(ConvolutionConfig, AnyConvolution<'pe>)>,
@@ -170,9 +172,13 @@ impl Worker {
         self.open().is_some()
     }
 
-    /// Leaves the world and ends the thread, after what it is doing. Waits for other PEs on GPUs only, where NVSHMEM ends
-    /// together.
-    pub fn close(&self) {
+    /// Leaves the world and ends the thread, after what it is doing. Waits for other PEs on GPUs only, where NVSHMEM ends together,
+    /// and not even there unless `together`.
+    pub fn close(&self, together: bool) {
+        if !together {
+            // A closed world has no more to end.
+            drop(self.post(Box::new(|desk| desk.together = false)));
+        }
         let open = self.open().take();
         if let Some(Open { jobs, thread }) = open {
             drop(jobs);
@@ -189,11 +195,11 @@ impl Worker {
 
 /// Does jobs until nobody is left to send any, then leaves the world.
 fn serve<'pe>(pe: &'pe Pe, device: Device<'pe>, inbox: &Receiver<Job>) {
-    let mut desk = Desk { pe, device, operations: Vec::new(), convolutions: Vec::new() };
+    let mut desk = Desk { pe, device, together: true, operations: Vec::new(), convolutions: Vec::new() };
     while let Ok(job) = inbox.recv() {
         job(&mut desk);
     }
-    let Desk { device, operations, convolutions, .. } = desk;
+    let Desk { device, together, operations, convolutions, .. } = desk;
     drop((operations, convolutions));
-    device.close();
+    device.close(together);
 }

@@ -156,10 +156,10 @@ impl World {
         self.worker.is_open()
     }
 
-    /// Leaves the world. Memory that others still hold stays until they drop it.
-    fn close(&self, py: Python<'_>) {
+    /// Leaves the world, together with the other PEs where it can. Memory that others still hold stays until they drop it.
+    fn close(&self, py: Python<'_>, together: bool) {
         let worker = &self.worker;
-        py.detach(|| worker.close());
+        py.detach(|| worker.close(together));
     }
 }
 
