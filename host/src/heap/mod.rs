@@ -8,6 +8,8 @@
 //! an allocation clears its memory only after every PE has entered it. So a PE's puts into the old object, made while
 //! it held the object, are over by then. If PEs free differently, offsets differ and the next allocation says so.
 //!
+//! An object can be [lent](Symmetric::lend) to an owner on any thread; the heap knows what is, and whoever takes the memory down asks.
+//!
 //! The pools are in memory of one kind ([`PoolMemory`]): the segment that the PEs of a world share ([`HostPool`]), or GPUs
 //! (`DevicePool`, feature `cuda`). The order of allocations is kept by the world either way.
 

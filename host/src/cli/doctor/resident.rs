@@ -27,6 +27,9 @@ const HEAP_BYTES: usize = 64 << 20;
 pub(in super::super) enum ResidentError {
     #[error("PE {rank}, {dtype}: {what} of {how} differs from that of an ordinary call")]
     Differs { rank: usize, dtype: Dtype, what: &'static str, how: String },
+    #[cfg(feature = "cuda")]
+    #[error("captured calls have {others} copies or fills beside {kernels} launches; there should be none")]
+    Copies { kernels: usize, others: usize },
     #[error(transparent)]
     Op(#[from] OpError),
     #[error(transparent)]
@@ -51,8 +54,8 @@ pub(in super::super) struct Compared {
     pub pes: usize,
     /// Calls whose results were compared.
     pub calls: usize,
-    /// Launches of kernels, copies and fills in captured calls, forward and backward, on PE 0.
-    pub captured: Option<(usize, usize)>,
+    /// Launches in captured calls, forward and backward, on PE 0.
+    pub captured: Option<usize>,
 }
 
 /// One that the kernels for Hopper take, and one that they do not.
@@ -164,7 +167,7 @@ impl<X: Executor> Case<X> {
 
 /// What a device adds to the comparison: it has the operation, the case and what it is called with.
 type More<X> =
-    fn(&mut ContextParallel<'_, X>, &mut Case<X>, &Plan, &Inputs<'_>) -> Result<Option<(usize, usize)>, ResidentError>;
+    fn(&mut ContextParallel<'_, X>, &mut Case<X>, &Plan, &Inputs<'_>) -> Result<Option<usize>, ResidentError>;
 
 /// Compares on one PE, all problems.
 fn compare_on<X: Executor>(
@@ -235,7 +238,7 @@ fn streams_and_graphs(
     case: &mut Case<crate::exec::cuda::CudaExecutor>,
     plan: &Plan,
     host: &Inputs<'_>,
-) -> Result<Option<(usize, usize)>, ResidentError> {
+) -> Result<Option<usize>, ResidentError> {
     let stream = op.executor().gpu().stream()?;
     // SAFETY: a stream of the executor's GPU, which lives until the executor has another one, below or when this fails: then
     // the operation is not used again.
@@ -267,7 +270,10 @@ fn streams_and_graphs(
         stream.synchronize()?;
         op.check_enqueued()?;
         case.compare(op.executor_mut(), "replays back to back")?;
-        Ok(captured.counts())
+        match captured.counts() {
+            (kernels, 0) => Ok(kernels),
+            (kernels, others) => Err(ResidentError::Copies { kernels, others }),
+        }
     })();
     // SAFETY: the default stream lives as long as the context.
     unsafe { op.executor_mut().use_stream(0)? };

@@ -53,8 +53,8 @@ pub(super) fn finding(item: &str, outcome: Result<(Exchanged, Duration), CommBen
 fn comparison(item: &str, outcome: Result<Compared, ResidentError>) -> Finding {
     match outcome {
         Ok(Compared { pes, calls, captured }) => {
-            let captured = captured.map(|(kernels, others)| {
-                format!("; a captured forward and backward call are {kernels} launches and {others} copies or fills")
+            let captured = captured.map(|kernels| {
+                format!("; a captured forward and backward call are {kernels} launches, and no copies or fills")
             });
             let pes = if pes == 1 { "1 PE".to_owned() } else { format!("{pes} PEs") };
             let found = format!("{pes}, {calls} calls bit for bit as ordinary ones{}", captured.unwrap_or_default());
