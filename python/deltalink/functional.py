@@ -160,8 +160,8 @@ def kda(
         Outputs ``[B, T, HV, V]`` in the type of q, and the final states or ``None``.
 
     Tensors that are not contiguous are copied. In an autocast region q, k and v are cast to its type. On a GPU the work goes into the
-    current stream, and what goes wrong there raises at a later call. A call serves one backward call: ``retain_graph=True`` and a second backward call
-    through it raise :class:`~deltalink.errors.SavedStateError`.
+    current stream, and what goes wrong there raises at a later call. A call serves one backward call: a second one through the same
+    graph, after ``retain_graph=True``, raises :class:`~deltalink.errors.SavedStateError`.
     """
     if safe_gate and lower_bound is None:
         raise InputError("safe_gate needs lower_bound, such as -5.0")

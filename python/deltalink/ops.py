@@ -99,9 +99,7 @@ def attention(
     """Outputs, final states (empty if not asked for) and the ticket of the saved state (empty if not asked for)."""
     world, plan, options = _place(cp, q, cu_seqlens)
     _here(world.device, q=q, k=k, v=v, g=g, beta=beta, A_log=a_log, dt_bias=dt_bias, initial_state=initial_state)
-    arguments = _arguments(
-        op, q, k, v, g, beta, a_log, dt_bias, initial_state, scale, l2norm, gate, lower_bound, beta_factor, v_first
-    )
+    arguments = _arguments(op, q, k, v, g, beta, a_log, dt_bias, initial_state, scale, l2norm, gate, lower_bound, beta_factor, v_first)
     options = {**options, "chunk": chunk}
     o, final_state = torch.empty_like(v, memory_format=torch.contiguous_format), None
     if output_final_state:
@@ -150,18 +148,14 @@ def attention_backward(
     v_first: bool,
 ) -> list[Tensor]:
     """Gradients of q, k, v, g, beta, ``A_log``, ``dt_bias`` and the initial states; those of what is absent are empty."""
-    arguments = _arguments(
-        op, q, k, v, g, beta, a_log, dt_bias, initial_state, scale, l2norm, gate, lower_bound, beta_factor, v_first
-    )
+    arguments = _arguments(op, q, k, v, g, beta, a_log, dt_bias, initial_state, scale, l2norm, gate, lower_bound, beta_factor, v_first)
     with_a, with_bias = (a_log, dt_bias) if gate != "given" else (None, None)
     optional = {"da_log": with_a, "ddt_bias": with_bias, "d_initial_state": initial_state}
     optional = {name: None if x is None else q.new_empty(x.shape, dtype=torch.float32) for name, x in optional.items()}
     always = {"dq": q, "dk": k, "dv": v}
     always = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in always.items()}
     always |= {name: x.new_empty(x.shape, dtype=torch.float32) for name, x in (("dg", g), ("dbeta", beta))}
-    sums = _native.attention_backward(
-        _number(saved), arguments, _bare(d_o), _bare(d_final_state), always | optional, _stream(q.device)
-    )
+    sums = _native.attention_backward(_number(saved), arguments, _bare(d_o), _bare(d_final_state), always | optional, _stream(q.device))
     for name, total in zip(("da_log", "ddt_bias"), sums):
         if total is not None:
             optional[name] = torch.from_dlpack(total).to(q.device)

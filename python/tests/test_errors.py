@@ -86,7 +86,7 @@ def test_contexts():
         deltalink.ContextParallel(cu_seqlens=[0, 4], mode="fast")
     with pytest.raises(InputError, match="1 cuts for 1 ranks; pass 0"):
         deltalink.ContextParallel(cu_seqlens=[0, 4], cuts=[2])
-    with pytest.raises(InputError, match='process_group is \'torchrun\'; pass a process group, a DeviceMesh, "env" or None'):
+    with pytest.raises(InputError, match="process_group is 'torchrun'; pass a process group, a DeviceMesh, \"env\" or None"):
         deltalink.ContextParallel("torchrun", cu_seqlens=[0, 4])
     cp = deltalink.ContextParallel(cu_seqlens=[0, 23])
     refused(InputError, "cu_seqlens and cp were both given", cu_seqlens=[0, 23], cp=cp)

@@ -30,9 +30,7 @@ def counts():
 
 def test_results_are_counted_until_their_last_view_goes():
     before = counts()
-    y, state = deltalink.causal_conv1d(
-        torch.randn(1, 9, 4), torch.randn(4, 3, requires_grad=True), output_final_state=True
-    )
+    y, state = deltalink.causal_conv1d(torch.randn(1, 9, 4), torch.randn(4, 3, requires_grad=True), output_final_state=True)
     assert counts() == {**before, "result": before["result"] + 2, "saved": before["saved"] + 1}
     names = [(piece.kind, piece.name) for piece in deltalink.lent()]
     assert names[-3:] == [("saved", "convolution"), ("result", "final_state"), ("result", "y")]
@@ -177,9 +175,7 @@ def test_numpy_looks_at_the_same_memory():
 
 
 def run(program: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
 

@@ -135,8 +135,6 @@ def test_ranks():
         pytest.fail("this test needs two GPUs; deselect it (-k 'not ranks') on a machine with one")
     program = Path(__file__).resolve().parents[1] / "ranks" / "every_rank.py"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [*launcher, str(program), "cuda"], capture_output=True, text=True, timeout=300, check=False, env=os.environ
-    )
+    done = subprocess.run([*launcher, str(program), "cuda"], capture_output=True, text=True, timeout=300, check=False, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("all is well") == ranks, done.stdout
