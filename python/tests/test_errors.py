@@ -55,6 +55,16 @@ def test_devices():
         deltalink.causal_conv1d(torch.randn(1, 9, 4), torch.randn(4, 3, device="meta"))
 
 
+def test_tensors_that_are_not_where_the_world_computes(monkeypatch):
+    cp = deltalink.ContextParallel(cu_seqlens=[0, 23])
+    monkeypatch.setattr(cp.world, "device", torch.device("cuda:0"))
+    leaves = {name: x.detach() for name, x in random_inputs().items()}
+    with pytest.raises(DeviceError, match="q is on cpu, the operation computes on cuda:0; move it there"):
+        deltalink.kda(**leaves, cp=cp)
+    with pytest.raises(DeviceError, match="x is on cpu, the operation computes on cuda:0"):
+        deltalink.causal_conv1d(leaves["q"][:, :, 0], torch.randn(16, 4), cp=cp)
+
+
 def test_options():
     refused(InputError, "chunk is 48; it must be 16, 32 or 64", chunk_size=48)
     refused(InputError, r"needs A_log, of shape \[HV\], or lower_bound", use_gate_in_kernel=True)

@@ -96,6 +96,28 @@ def test_symmetric_buffers_are_tensors_without_a_copy(world):
     assert world.symmetric("y", (3, 5)).data_ptr() == address, "the place is free again"
 
 
+@pytest.mark.parametrize("version", [None, (1, 0), (1, 3)])
+def test_capsules_hold_the_buffer_whether_used_or_not(world, version):
+    buffer = world._native.empty("x", [2, 3], "float32")
+    assert buffer.__dlpack_device__() == (1, 0)
+    used, unused = (buffer.__dlpack__(max_version=version) for _ in range(2))
+    del buffer
+    tensor = torch.utils.dlpack.from_dlpack(used)
+    assert tensor.shape == (2, 3) and len(world.lent()) == 1
+    del tensor, used
+    assert len(world.lent()) == 1
+    del unused
+    assert world.lent() == []
+
+
+def test_a_buffer_is_not_copied_for_others(world):
+    buffer = world._native.empty("x", [4], "float32")
+    with pytest.raises(BufferError):
+        buffer.__dlpack__(max_version=(1, 0), copy=True)
+    with pytest.raises(BufferError):
+        buffer.__dlpack__(max_version=(1, 0), dl_device=(2, 0))
+
+
 def test_buffers_go_back_from_any_thread(world):
     held = [world.symmetric("x", (7,)) for _ in range(20)]
     thread = threading.Thread(target=held.clear)
