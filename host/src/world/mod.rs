@@ -13,6 +13,7 @@ mod collective;
 mod control;
 mod environment;
 mod error;
+mod invitation;
 mod launch;
 mod launcher;
 #[cfg(feature = "cuda")]
@@ -33,6 +34,7 @@ use std::time::Duration;
 
 pub(crate) use collective::{Member, Purpose, Step};
 pub use error::{RunError, WorldError};
+pub use invitation::Invitation;
 pub use launch::{ExitReport, Launch, PeExit, spawn};
 pub use segment::MAX_SIZE;
 pub use threads::run_threads;
