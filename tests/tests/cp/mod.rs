@@ -186,7 +186,7 @@ pub fn check_traffic(
     let m_bytes = config.m_wire.resolve(inputs.dtype()).size();
     let blocks = |columns: usize| (k * columns * m_bytes) as u64 * report.cut.empty_messages;
     // Only the last block of columns may be narrower.
-    let narrow = if k % COLUMNS == 0 { COLUMNS } else { k % COLUMNS };
+    let narrow = if k.is_multiple_of(COLUMNS) { COLUMNS } else { k % COLUMNS };
     let left_out = blocks(narrow)..=blocks(k.min(COLUMNS));
     let found = bytes - report.bytes_sent;
     assert!(left_out.contains(&found), "{label}: {found} of {bytes} bytes were not sent, expected {left_out:?}");
