@@ -17,8 +17,7 @@ use kernels_gpu::element::DtypeCode;
 use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::{TrapRecord, Watch};
 use kernels_gpu::tile::host::FaultKind;
-
-use crate::entries::entry;
+use kernels_gpu_emulated::entry::find;
 
 /// One PE's executor: the device's bodies of the kernels, on emulated threads. Memory is the CPU back end's.
 pub struct Emulated {
@@ -65,7 +64,7 @@ impl Emulated {
     }
 
     fn run<K: Kernel>(&self, name: &str, launch: &Launch<'_>, params: &K) -> Result<(), Fault> {
-        let entry = entry(name).unwrap_or_else(|| panic!("no entry {name}: add it to deltalink_emulated::entries"));
+        let entry = find(name).unwrap_or_else(|| panic!("no entry {name}: add it to kernels_gpu::entry"));
         let blocks = match launch.blocks.grid {
             Grid::Blocks(blocks) => blocks as u32,
             Grid::Resident => self.emulators.len() as u32,

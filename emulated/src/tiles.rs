@@ -8,8 +8,8 @@ use deltalink::exec::conformance::Device;
 use deltalink::exec::conformance::case::{Case, Outcome};
 use kernels_gpu::conformance::TileOp;
 use kernels_gpu::tile::SHARED_BYTES;
+use kernels_gpu_emulated::entry::find;
 
-use crate::entries::entry;
 use crate::executor::as_fault;
 
 /// An emulated GPU that runs cases.
@@ -51,7 +51,7 @@ impl Device for Tiles {
             origin: Instant::now(),
             idle: &|| (),
         };
-        let entry = entry(&name).expect("the table has every kernel of the suite");
+        let entry = find(&name).expect("the table has every kernel of the suite");
         for block in 0..launch.grid {
             // SAFETY: these are its parameters, of the same sources; the image lives.
             let result = unsafe { entry.run(&mut self.emulator, &launch, block, &params) };

@@ -6,46 +6,89 @@
 //! A module with NVSHMEM (feature `nvshmem`) has the portable bodies of the kernels that write into other PEs' memory, and
 //! nothing else: the rest is the same with and without it, and is taken from the module without. Bodies for Hopper move
 //! registers between warps, which is ignored in what is linked.
+//!
+//! Where the device's bodies run on emulated threads, the same lists say which body an entry's name stands for: [`find`].
 
-use cuda_std::kernel;
-use half::{bf16, f16};
-
-use crate::backward::scan::scan_back;
-use crate::comm_bench::{CommBenchParams, comm_bench as exchange};
-use crate::convolution::{ConvolveBackParams, ConvolveParams, convolve, convolve_back};
-use crate::fixup::fix_out;
-use crate::params::{FixParams, ScanBackParams, ScanParams};
-use crate::scan::scan_push;
-use crate::tile::Warpgroup;
-
+/// A list of entries: `NAME = KERNEL, PARAMETERS`, and bounds as `cuda_std::kernel` takes them.
+#[cfg(target_arch = "nvptx64")]
 macro_rules! entries {
-    ($($name:ident = $kernel:path, $params:ty;)*) => {
+    ($($name:ident = $kernel:path, $params:ty $(, $bound:ident = $value:literal)*;)*) => {
         $(
             #[doc = concat!("[`", stringify!($kernel), "`].")]
             ///
             /// # Safety
             /// The parameters must describe memory of this device that lives as long as the launch.
-            #[unsafe(no_mangle)]
-            pub unsafe extern "ptx-kernel" fn $name(params: $params) {
+            #[cuda_std::kernel($($bound = $value),*)]
+            pub unsafe fn $name(params: $params) {
                 // SAFETY: the first thing in the kernel; the launcher's blocks are whole warpgroups.
-                let mut wg = unsafe { Warpgroup::enter() };
+                let mut wg = unsafe { $crate::tile::Warpgroup::enter() };
                 $kernel(&mut wg, &params);
             }
         )*
     };
 }
 
-entries! {
-    scan_push_f32 = scan_push::<f32>, ScanParams;
-    scan_push_bf16 = scan_push::<bf16>, ScanParams;
-    scan_push_f16 = scan_push::<f16>, ScanParams;
-    fix_out_f32 = fix_out::<f32>, FixParams;
-    fix_out_bf16 = fix_out::<bf16>, FixParams;
-    fix_out_f16 = fix_out::<f16>, FixParams;
-    scan_back_f32 = scan_back::<f32>, ScanBackParams;
-    scan_back_bf16 = scan_back::<bf16>, ScanBackParams;
-    scan_back_f16 = scan_back::<f16>, ScanBackParams;
-    comm_bench = exchange, CommBenchParams;
+/// As on a device, but for a function that finds an entry by its name.
+#[cfg(emulated)]
+macro_rules! entries {
+    ($($name:ident = $kernel:path, $params:ty $(, $bound:ident = $value:literal)*;)*) => {
+        /// The entry of this name.
+        pub fn find(name: &str) -> Option<$crate::entry::Entry> {
+            match name {
+                $(stringify!($name) => {
+                    unsafe fn body(params: *const u8) {
+                        // SAFETY: the caller's word, see `Entry::run`.
+                        let params = unsafe { &*params.cast::<$params>() };
+                        // SAFETY: the first thing in the kernel, as on a device.
+                        let mut wg = unsafe { $crate::tile::Warpgroup::enter() };
+                        $kernel(&mut wg, params);
+                    }
+                    Some($crate::entry::Entry::new::<$params>(body))
+                })*
+                _ => None,
+            }
+        }
+    };
+}
+
+// For the bodies for Hopper, whose entries stand beside them.
+pub(crate) use entries;
+
+#[cfg(emulated)]
+mod emulated;
+#[cfg(emulated)]
+pub use emulated::{Entry, find};
+
+/// Kernels that write into other PEs' memory.
+mod sending {
+    use half::{bf16, f16};
+
+    use crate::backward::scan::scan_back;
+    use crate::comm_bench::{CommBenchParams, comm_bench as exchange};
+    use crate::convolution::{ConvolveBackParams, ConvolveParams, convolve, convolve_back};
+    use crate::fixup::fix_out;
+    use crate::params::{FixParams, ScanBackParams, ScanParams};
+    use crate::scan::scan_push;
+
+    // Convolutions have bounds: walks over tokens need many threads on a multiprocessor, so that enough loads are on their way.
+    entries! {
+        scan_push_f32 = scan_push::<f32>, ScanParams;
+        scan_push_bf16 = scan_push::<bf16>, ScanParams;
+        scan_push_f16 = scan_push::<f16>, ScanParams;
+        fix_out_f32 = fix_out::<f32>, FixParams;
+        fix_out_bf16 = fix_out::<bf16>, FixParams;
+        fix_out_f16 = fix_out::<f16>, FixParams;
+        scan_back_f32 = scan_back::<f32>, ScanBackParams;
+        scan_back_bf16 = scan_back::<bf16>, ScanBackParams;
+        scan_back_f16 = scan_back::<f16>, ScanBackParams;
+        comm_bench = exchange, CommBenchParams;
+        convolve_f32 = convolve::<f32>, ConvolveParams, threads = 128, blocks_per_sm = 8;
+        convolve_bf16 = convolve::<bf16>, ConvolveParams, threads = 128, blocks_per_sm = 8;
+        convolve_f16 = convolve::<f16>, ConvolveParams, threads = 128, blocks_per_sm = 8;
+        convolve_back_f32 = convolve_back::<f32>, ConvolveBackParams, threads = 128, blocks_per_sm = 5;
+        convolve_back_bf16 = convolve_back::<bf16>, ConvolveBackParams, threads = 128, blocks_per_sm = 5;
+        convolve_back_f16 = convolve_back::<f16>, ConvolveBackParams, threads = 128, blocks_per_sm = 5;
+    }
 }
 
 /// Kernels that reach no other PE.
@@ -64,7 +107,6 @@ mod local {
     use crate::gate::{Gdn, Kda};
     use crate::params::{GradParams, PrepParams, ReduceParams, StatesParams};
     use crate::prep::prep;
-    use crate::tile::Warpgroup;
 
     entries! {
         begin = first, BeginParams;
@@ -96,31 +138,4 @@ mod local {
         conformance_decay_f16 = decay_ops::<f16>, TileCase;
         conformance_block_f32 = block_ops, TileCase;
     }
-}
-
-/// As `entries`, with bounds: walks over tokens need many threads on a multiprocessor, so that enough loads are on their way.
-macro_rules! convolutions {
-    ($($name:ident = $kernel:path, $params:ty, $blocks:literal;)*) => {
-        $(
-            #[doc = concat!("[`", stringify!($kernel), "`].")]
-            ///
-            /// # Safety
-            /// As of the other entries.
-            #[kernel(threads = 128, blocks_per_sm = $blocks)]
-            pub unsafe fn $name(params: $params) {
-                // SAFETY: as in the other entries.
-                let mut wg = unsafe { Warpgroup::enter() };
-                $kernel(&mut wg, &params);
-            }
-        )*
-    };
-}
-
-convolutions! {
-    convolve_f32 = convolve::<f32>, ConvolveParams, 8;
-    convolve_bf16 = convolve::<bf16>, ConvolveParams, 8;
-    convolve_f16 = convolve::<f16>, ConvolveParams, 8;
-    convolve_back_f32 = convolve_back::<f32>, ConvolveBackParams, 5;
-    convolve_back_bf16 = convolve_back::<bf16>, ConvolveBackParams, 5;
-    convolve_back_f16 = convolve_back::<f16>, ConvolveBackParams, 5;
 }

@@ -20,7 +20,7 @@ pub mod conformance;
 pub mod convolution;
 pub(crate) mod cut;
 pub mod element;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", emulated))]
 pub mod entry;
 pub mod fixup;
 pub mod gate;

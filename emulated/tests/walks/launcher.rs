@@ -7,7 +7,6 @@ use cuda_std::emulated::{Emulator, Launch, Schedule};
 use deltalink::exec::{Grid, Kernel};
 use deltalink::inputs::Op;
 use deltalink::tensor::Dtype;
-use deltalink_emulated::entries::entry;
 use deltalink_tests::backward_pes::{Launcher, Portable};
 use half::bf16;
 use kernels_gpu::hopper::backward::{value_panels_len, walk};
@@ -98,7 +97,7 @@ impl Walks {
             idle: &|| (),
         };
         // SAFETY: parameters of this kernel, of memory that lives as long as the call.
-        unsafe { entry(kernel).unwrap().run(&mut self.emulator, &launch, 0, &params) }
+        unsafe { deltalink_emulated::kernel(kernel).unwrap().run(&mut self.emulator, &launch, 0, &params) }
             .unwrap_or_else(|fault| panic!("{schedule:?}: {fault}"));
 
         let written = |x: bf16| if x.is_nan() { bf16::ZERO } else { x };

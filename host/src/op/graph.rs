@@ -87,6 +87,7 @@ impl ContextParallel<'_, CudaExecutor> {
             tokens: 0,
             hv: captured.hv,
             on_host: false,
+            cuts: None,
         };
         self.pending(launched, (direction, call), None)
     }

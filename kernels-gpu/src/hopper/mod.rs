@@ -7,7 +7,7 @@
 //! be read row by row (K-major) and column by column (MN-major), so each operand has one image for all products.
 
 pub mod backward;
-#[cfg(all(target_arch = "nvptx64", not(feature = "nvshmem")))]
+#[cfg(any(emulated, all(target_arch = "nvptx64", not(feature = "nvshmem"))))]
 pub mod entry;
 #[cfg(any(target_arch = "nvptx64", emulated))]
 pub mod fix;

@@ -19,7 +19,7 @@ pub(super) unsafe fn note_largest(at: &Place, e: &[[f32; 2]; 16]) {
     // SAFETY: whole warps, by contract; every word has one writer.
     unsafe {
         let most = fold_lanes(largest, lane, f32::max);
-        if lane % 2 == 0 {
+        if lane.is_multiple_of(2) {
             let row = 16 * at.s + lane / 2;
             ptx::st_shared_f32(at.base + SQUARES + row * 8 + (at.c / 32) * 4, most);
         }
