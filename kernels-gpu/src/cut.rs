@@ -12,7 +12,7 @@
 //! and a run of tokens by at most the product. (The largest of the products over each channel would be smaller and no
 //! bound: erasing mixes channels.) For `|k| <= 1` and `0 <= beta <= 2` growth is 1. Rows of k that are normalised have a norm of 1
 //! or less; of others it is measured. `prep` leaves the product over each chunk, its *factor*, and that of growth alone;
-//! each is rounded up by more than its arithmetic can lose: [`token_factor`], [`growth`].
+//! each is rounded up by more than its arithmetic can lose: `token_factor`, `growth`.
 //!
 //! With `F_c` the product of the factors of all chunks before chunk c and `N` that of growth over the whole segment,
 //! `|M_t| <= N F_c` for all tokens t from chunk c on, whatever the tokens. So:

@@ -7,7 +7,7 @@
 //!
 //! Kernels, in the order of a forward step: [`begin`], [`prep`], [`scan`], [`fixup`]; those of a backward step are in
 //! [`backward`]; [`convolution`] is what a layer does to q, k and v before. What differs between KDA and GDN is the type
-//! parameter [`gate::Gate`]. `cut` says from where on a transition does not matter. How summaries travel between
+//! parameter [`gate::Gate`]. [`cut`] says from where on a transition does not matter. How summaries travel between
 //! PEs is [`protocol`] (rules) and [`comm`] (the rules applied inside a kernel); [`comm_bench`] measures it. [`conformance`]
 //! has a small kernel for each operation of tiles.
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, asm_experimental_arch))]
@@ -18,7 +18,7 @@ pub mod comm;
 pub mod comm_bench;
 pub mod conformance;
 pub mod convolution;
-pub(crate) mod cut;
+pub mod cut;
 pub mod element;
 #[cfg(any(target_arch = "nvptx64", emulated))]
 pub mod entry;

@@ -1,4 +1,4 @@
-//! The backward's kernels for Hopper: [`states`] and [`scan`], walks over a segment's chunks, and [`grad`].
+//! The backward's kernels for Hopper: `states` and `scan`, walks over a segment's chunks, and [`grad`].
 //!
 //! They hand images to each other:
 //!
