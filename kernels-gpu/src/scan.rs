@@ -351,7 +351,8 @@ pub(crate) fn hand_over(
     let mode = p.channel.mode;
     let row = segment.receive_lane.wrapping_mul(p.tables.sizes.hv).wrapping_add(item.head);
     let empty = !columns.is_state && cut.empty != 0;
-    if cut != Cut::default() {
+    if p.corrects(segment) {
+        // Also that nothing is left out: the table still has the notes of an earlier step.
         let index = row as usize * p.channel.layout.blocks() as usize + columns.block as usize;
         cut::note(wg, p.cuts, index, cut);
     }

@@ -260,8 +260,8 @@ fn what_is_saved_does_not_grow_with_tokens_unless_asked_to() {
         let config = Config { recompute, ..Config::default() };
         whole::backward(&plan, &case.inputs(), &upstream.view(), &config, &WorldOptions::default()).unwrap().saved_bytes
     };
-    // The state before the segment where one arrives, and M where it goes on: f32.
-    let (state, m) = (2 * 32 * 48 * 4, 2 * 32 * 32 * 4);
+    // The state before the segment where one arrives, and M where it goes on, with what was noted of its block and that of S: f32.
+    let (state, m) = (2 * 32 * 48 * 4, 2 * (32 * 32 * 4 + 2 * 16));
     assert_eq!(bytes(90, Recompute::All), [0, state + m, state]);
     assert_eq!(bytes(360, Recompute::All), [0, state + m, state]);
     let sizes = Sizes { hv: 2, k: 32, v: 48, m_bytes: 4 };

@@ -198,6 +198,7 @@ impl Step<'_> {
         // M goes back with a segment's gradient unless the sequence ends there, and is not used in exact mode.
         let forwards = self.rank().receiving().any(|(segment, _)| segment.send.is_some());
         let transitions = if forwards && self.config.mode != Mode::Exact { receiving * k * k } else { 0 };
+        let notes = if transitions > 0 { Cuts::len(receiving, &self.layout) } else { 0 };
         let (operands, decay) = self.record_lens(chunks);
         let records = match self.config.recompute {
             Recompute::All => None,
@@ -208,7 +209,7 @@ impl Step<'_> {
         Ok(SavedMemory {
             state_in: Kept::new(exec, receiving * v * k, Dtype::F32)?,
             transitions: Kept::new(exec, transitions, self.m_dtype())?,
-            cuts: Kept::new(exec, Cuts::len(self.corrected_rows(), &self.layout) * CUT_WORDS, Dtype::F32)?,
+            cuts: Kept::new(exec, notes * CUT_WORDS, Dtype::F32)?,
             records,
         })
     }

@@ -119,7 +119,7 @@ impl<X: Executor> SavedMemory<X> {
 
     /// Takes the notes over from the table of the latest step, in the order of launches.
     pub fn keep_cuts(&mut self, exec: &mut X, table: Array) -> Result<(), ExecError> {
-        if table.len > 0 {
+        if self.cuts.len > 0 {
             let to = self.cuts();
             // SAFETY: both are tables of this many notes on the device of the executor; the copy comes after the kernel that
             // writes the one, and before any that reads the other.
