@@ -1,5 +1,6 @@
 //! How many bytes a plan moves, and how many it keeps in the symmetric heap.
 
+use kernels_gpu::params::Cut;
 use kernels_gpu::protocol::{BLOCK_COLUMNS, ChannelLayout};
 
 use super::{Plan, PlanError};
@@ -120,14 +121,17 @@ impl Plan {
     }
 
     /// Bytes of device memory that rank `rank` keeps from a forward call to its backward call, if everything is
-    /// computed again: the states that it received, and its M where it passes gradients on with it (not in mode exact).
+    /// computed again: the states that it received, and its M, with notes of which blocks are empty, where it passes gradients on
+    /// with it (not in mode exact).
     ///
     /// # Panics
     /// If there is no such rank.
     pub fn saved_bytes(&self, rank: usize, sizes: &Sizes, exchange: Exchange) -> usize {
         let received = self.ranks[rank].receiving().count();
         let passes_on = self.ranks[rank].receiving().any(|(segment, _)| segment.send.is_some());
-        let m = if passes_on && exchange == Exchange::Push { sizes.m_bytes() } else { 0 };
+        let blocks = [sizes.k, sizes.v].map(|columns| columns.div_ceil(COLUMNS)).iter().sum::<usize>();
+        let notes = sizes.hv * blocks * size_of::<Cut>();
+        let m = if passes_on && exchange == Exchange::Push { sizes.m_bytes() + notes } else { 0 };
         received * (sizes.s_bytes() + m)
     }
 
