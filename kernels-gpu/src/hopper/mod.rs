@@ -12,6 +12,8 @@ pub mod entry;
 #[cfg(any(target_arch = "nvptx64", emulated))]
 pub mod fix;
 #[cfg(any(target_arch = "nvptx64", emulated))]
+mod gate;
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod operands;
 #[cfg(any(target_arch = "nvptx64", emulated))]
 pub mod prep;

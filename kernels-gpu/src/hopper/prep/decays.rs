@@ -4,13 +4,7 @@ use cuda_std::ptx;
 
 use super::operands::pairs;
 use super::*;
-
-/// An element of a tensor of any type.
-#[inline(always)]
-pub(super) unsafe fn element(x: &Tensor, index: usize) -> f32 {
-    // SAFETY: by contract inside the tensor.
-    unsafe { x.matrix(index, 1, 1, 1, 1).load(0, 0) }
-}
+use crate::hopper::gate::{bias, element, log2_softplus, slope};
 
 /// log2 of the decays of this thread's tokens and channels; 0 beyond the chunk.
 #[inline(always)]
@@ -54,21 +48,9 @@ pub(super) unsafe fn log_decays<G: Gate>(p: &PrepParams, at: &Place, channel: us
             repeat!(I in 16 => { g[I] = [g[I][0] * LOG2_E, g[I][1] * LOG2_E]; });
             return g;
         }
-        let a = if p.a_log.is_present() { ptx::ex2_approx_ftz_f32(element(&p.a_log, at.head) * LOG2_E) } else { 1.0 };
-        let bias = if !p.dt_bias.is_present() {
-            [0.0; 2]
-        } else if G::PER_CHANNEL {
-            let from = at.head * CHANNELS + channel;
-            [element(&p.dt_bias, from), element(&p.dt_bias, from + 1)]
-        } else {
-            [element(&p.dt_bias, at.head); 2]
-        };
+        let (a, bias) = (slope(p, at.head), bias::<G>(p, at.head, channel));
         if p.gate_form == GateForm::Softplus as u32 {
-            let of = |x: f32| {
-                let z = x * LOG2_E;
-                let y = if z > 30.0 { z } else { ptx::lg2_approx_f32(1.0 + ptx::ex2_approx_ftz_f32(z)) };
-                -a * y
-            };
+            let of = |x: f32| -a * log2_softplus(x);
             repeat!(I in 16 => { g[I] = [of(g[I][0] + bias[0]), of(g[I][1] + bias[1])]; });
         } else {
             let (slope, bound) = (-a * LOG2_E, p.bound * LOG2_E);

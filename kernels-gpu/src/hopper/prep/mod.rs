@@ -29,8 +29,9 @@ use super::{
 };
 use crate::element::DtypeCode;
 use crate::gate::Gate;
+use crate::hopper::gate::LOG2_E;
 use crate::math::sigmoid;
-use crate::params::{Chunk, GateForm, PrepParams, StampKind, Tensor};
+use crate::params::{Chunk, GateForm, PrepParams, StampKind};
 use crate::prep::{NORM_EPSILON, floored_beta};
 use crate::tile::Warpgroup;
 
@@ -71,8 +72,6 @@ const _: () = assert!(SCRATCH + 4 * 32 * SCRATCH_PITCH * 4 <= AQK && AQK + PANEL
 
 /// Lowest decay of a token on the diagonal: 2^-15.
 const DIAGONAL_FLOOR: f32 = 1.0 / 32768.0;
-
-const LOG2_E: f32 = core::f32::consts::LOG2_E;
 
 /// A thread's place.
 #[derive(Clone, Copy)]

@@ -2,9 +2,10 @@
 
 use cuda_std::{ptx, thread};
 
-use super::decays::{element, log_decays};
+use super::decays::log_decays;
 use super::factors::note_largest;
 use super::*;
+use crate::hopper::gate::element;
 
 /// Global pair of bf16 of row `row` (token of the chunk) of `x`, or zeros beyond the chunk.
 #[inline(always)]

@@ -5,9 +5,10 @@ use half::bf16;
 
 use super::body::*;
 use super::columns::{Columns, Gradients, d_q, plus};
-use super::gates::{Slopes, element, given};
+use super::gates::{Slopes, given};
 use crate::element::DtypeCode;
 use crate::gate::Gate;
+use crate::hopper::gate::element;
 use crate::hopper::{CHANNELS, repeat, sums};
 use crate::math::sigmoid;
 use crate::params::{GradParams, Tensor};

@@ -5,20 +5,9 @@ use cuda_std::ptx;
 use super::body::Place;
 use crate::element::DtypeCode;
 use crate::gate::Gate;
+use crate::hopper::gate::{LOG2_E, bias, element, log2_softplus, slope};
 use crate::hopper::{CHANNELS, repeat, unpack};
-use crate::params::{GateForm, PrepParams, Tensor};
-
-const LOG2_E: f32 = core::f32::consts::LOG2_E;
-
-/// An element of a tensor of any type.
-///
-/// # Safety
-/// It lies inside the tensor.
-#[inline(always)]
-pub(super) unsafe fn element(x: &Tensor, index: usize) -> f32 {
-    // SAFETY: by contract.
-    unsafe { x.matrix(index, 1, 1, 1, 1).load(0, 0) }
-}
+use crate::params::{GateForm, PrepParams};
 
 /// What the gate was given for this thread's tokens and channels, without bias; 0 beyond the chunk. GDN's is the same for all
 /// channels.
@@ -63,37 +52,6 @@ pub(super) unsafe fn given<G: Gate>(p: &PrepParams, at: &Place) -> [[f32; 2]; 8]
     x
 }
 
-/// exp A_log of this head.
-#[inline(always)]
-unsafe fn slope(p: &PrepParams, at: &Place) -> f32 {
-    // SAFETY: one for each head.
-    if p.a_log.is_present() { ptx::ex2_approx_ftz_f32(unsafe { element(&p.a_log, at.head) } * LOG2_E) } else { 1.0 }
-}
-
-/// The bias of this thread's channels.
-#[inline(always)]
-unsafe fn bias<G: Gate>(p: &PrepParams, at: &Place) -> [f32; 2] {
-    if !p.dt_bias.is_present() {
-        return [0.0; 2];
-    }
-    // SAFETY: one for each head, and channel.
-    unsafe {
-        if G::PER_CHANNEL {
-            let from = at.head * CHANNELS + at.channel as usize;
-            [element(&p.dt_bias, from), element(&p.dt_bias, from + 1)]
-        } else {
-            [element(&p.dt_bias, at.head); 2]
-        }
-    }
-}
-
-/// ln(1 + e^x) log2 e.
-#[inline(always)]
-fn log2_softplus(x: f32) -> f32 {
-    let z = x * LOG2_E;
-    if z > 30.0 { z } else { ptx::lg2_approx_f32(1.0 + ptx::ex2_approx_ftz_f32(z)) }
-}
-
 /// 1 / (1 + e^-x).
 #[inline(always)]
 fn sigmoid(x: f32) -> f32 {
@@ -119,7 +77,7 @@ pub(super) unsafe fn log2_decays<G: Gate>(p: &PrepParams, at: &Place, mut x: [[f
         return x;
     }
     // SAFETY: this head's.
-    let (a, bias) = unsafe { (slope(p, at), bias::<G>(p, at)) };
+    let (a, bias) = unsafe { (slope(p, at.head), bias::<G>(p, at.head, at.channel as usize)) };
     if p.gate_form == GateForm::Softplus as u32 {
         repeat!(I in 8 => {
             x[I] = [-a * log2_softplus(x[I][0] + bias[0]), -a * log2_softplus(x[I][1] + bias[1])];
@@ -151,7 +109,9 @@ impl Slopes {
         let form = p.gate_form;
         let (softplus, given) = (form == GateForm::Softplus as u32, form == GateForm::Given as u32);
         // SAFETY: by contract.
-        let (a, bias) = unsafe { if given { (1.0, [0.0; 2]) } else { (slope(p, at), bias::<G>(p, at)) } };
+        let (a, bias) = unsafe {
+            if given { (1.0, [0.0; 2]) } else { (slope(p, at.head), bias::<G>(p, at.head, at.channel as usize)) }
+        };
         Self { softplus, given, a, bound: p.bound, bias }
     }
 
