@@ -49,10 +49,10 @@ impl<X: Executor> CutTable<X> {
     /// # Errors
     /// [`ExecError`] if a launch failed.
     pub fn read(&mut self, exec: &mut X, rows: &Rows) -> Result<Cuts, ExecError> {
-        let mut cuts = vec![<Cut as Zeroable>::zeroed(); Cuts::len(rows.rows(), &rows.layout)];
-        if let Some(memory) = self.memory.last_mut() {
-            exec.read(memory, 0, bytemuck::cast_slice_mut(&mut cuts))?;
-        }
+        let cuts = match self.memory.last_mut() {
+            Some(memory) => read(exec, memory, rows.entries())?,
+            None => Vec::new(),
+        };
         Ok(Cuts { cuts, layout: rows.layout, hv: rows.hv })
     }
 
@@ -60,6 +60,16 @@ impl<X: Executor> CutTable<X> {
     pub fn bytes(&self) -> usize {
         self.memory.iter().map(KeptMemory::bytes).sum()
     }
+}
+
+/// The first `entries` notes in `memory`, after all launches so far.
+///
+/// # Errors
+/// [`ExecError`] if a launch failed.
+pub(super) fn read<X: Executor>(exec: &mut X, memory: &mut X::Memory, entries: usize) -> Result<Vec<Cut>, ExecError> {
+    let mut cuts = vec![<Cut as Zeroable>::zeroed(); entries];
+    exec.read(memory, 0, bytemuck::cast_slice_mut(&mut cuts))?;
+    Ok(cuts)
 }
 
 /// What the rows of a step's table are of.
@@ -78,8 +88,14 @@ impl Rows {
         Self { layout, hv, segments: receiving.map(|(s, receive)| (receive.lane, chunks(s.len))).collect() }
     }
 
-    fn rows(&self) -> usize {
+    /// Rows: receiving lanes and value heads.
+    pub fn rows(&self) -> usize {
         self.segments.len() * self.hv
+    }
+
+    /// Entries of the table.
+    pub fn entries(&self) -> usize {
+        self.rows() * self.layout.blocks() as usize
     }
 }
 
@@ -100,11 +116,6 @@ pub(super) struct Cuts {
 }
 
 impl Cuts {
-    /// Entries of the table of `rows` receiving rows.
-    pub fn len(rows: usize, layout: &ChannelLayout) -> usize {
-        rows * layout.blocks() as usize
-    }
-
     fn of(&self, lane: usize, head: usize, block: u32) -> &Cut {
         &self.cuts[(lane * self.hv + head) * self.layout.blocks() as usize + block as usize]
     }

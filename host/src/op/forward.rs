@@ -9,7 +9,7 @@ use kernels_gpu::scan::own_len;
 use kernels_gpu::tile::host::Checker;
 
 use super::channel::Channel;
-use super::cuts::{CUT_WORDS, CutTable, Cuts, Rows};
+use super::cuts::{CUT_WORDS, CutTable, Rows};
 use super::images::{Form, Images, Work};
 use super::launched::Launched;
 use super::saved::{Kept, SavedMemory};
@@ -78,10 +78,10 @@ impl Step<'_> {
                 corrects: !tables.fix.is_empty(),
             }
         })?;
-        let entries = Cuts::len(self.corrected_rows(), &self.layout);
-        let cuts = noted.place(exec, entries)?;
-        let mut saved = if save { Some(self.save(exec, tables.chunks)?) } else { None };
-        let memory = self.memory(exec, tables.chunks, out, saved.as_mut())?;
+        let rows = Rows::of(rank, self.layout, hv, config);
+        let cuts = noted.place(exec, rows.entries())?;
+        let mut saved = if save { Some(self.save(exec, tables.chunks, &rows)?) } else { None };
+        let memory = self.memory(exec, tables.chunks, &rows, out, saved.as_mut())?;
         let device_tables = tables.parts.at(placed, sizes);
         let device_channel = self.channel_params(exec, &tables.channel, placed, channel);
         let trace = self.vitals.trace_buffer();
@@ -165,7 +165,6 @@ impl Step<'_> {
         if let Some(saved) = &mut saved {
             saved.keep_cuts(exec, cuts)?;
         }
-        let rows = Rows::of(rank, self.layout, hv, config);
         let mut exchange = Duration::ZERO;
         if let (Mode::Bulk, Some(channel)) = (config.mode, channel) {
             exec.wait(&peer_failed)?;
@@ -183,7 +182,7 @@ impl Step<'_> {
             let blocks = Blocks { grid: Grid::Resident, body, warpgroups: fixup::WARPGROUPS, shared_bytes };
             common.launch(exec, blocks, &fix_params)?;
         }
-        if checked && entries > 0 {
+        if checked && rows.entries() > 0 {
             self.check_trap(exec)?;
             noted.read(exec, &rows)?.excuse(&checker, rank, config.chunk, &memory.o_local, &memory.q_tilde);
         }
@@ -192,13 +191,13 @@ impl Step<'_> {
     }
 
     /// Memory for what the backward step needs of a rank with `chunks` chunks.
-    fn save<X: Executor>(&self, exec: &mut X, chunks: usize) -> Result<SavedMemory<X>, ExecError> {
+    fn save<X: Executor>(&self, exec: &mut X, chunks: usize, rows: &Rows) -> Result<SavedMemory<X>, ExecError> {
         let Dims { hv, k, v, .. } = *self.dims;
         let receiving = self.rank().receiving().count() * hv;
         // M goes back with a segment's gradient unless the sequence ends there, and is not used in exact mode.
         let forwards = self.rank().receiving().any(|(segment, _)| segment.send.is_some());
         let transitions = if forwards && self.config.mode != Mode::Exact { receiving * k * k } else { 0 };
-        let notes = if transitions > 0 { Cuts::len(receiving, &self.layout) } else { 0 };
+        let notes = if transitions > 0 { rows.entries() } else { 0 };
         let (operands, decay) = self.record_lens(chunks);
         let records = match self.config.recompute {
             Recompute::All => None,
@@ -214,17 +213,12 @@ impl Step<'_> {
         })
     }
 
-    /// Rows (lanes and value heads) whose outputs are corrected; none in exact mode.
-    fn corrected_rows(&self) -> usize {
-        let corrects = self.config.mode != Mode::Exact;
-        if corrects { self.rank().receiving().count() * self.dims.hv } else { 0 }
-    }
-
     /// Results and scratch memory.
     fn memory<X: Executor>(
         &self,
         exec: &mut X,
         chunks: usize,
+        rows: &Rows,
         out: &mut ForwardOut<'_>,
         saved: Option<&mut SavedMemory<X>>,
     ) -> Result<Memory, ExecError> {
@@ -233,7 +227,7 @@ impl Step<'_> {
         // In exact mode nothing is corrected.
         let corrects = self.config.mode != Mode::Exact;
         let corrected = rank.receiving().filter(|_| corrects).map(|(s, _)| s.start + s.len).max().unwrap_or(0);
-        let receiving = self.corrected_rows();
+        let receiving = rows.rows();
         let (operands, decay) = self.record_lens(chunks);
         let cuts = self.config.cut_tolerance > 0.0 && receiving > 0;
         let factors = if cuts { 2 * chunks * hv } else { 0 };

@@ -130,8 +130,7 @@ impl<X: Executor> SavedMemory<X> {
 
     /// Which blocks of M are empty, by receiving row of the forward step, after all launches so far: bit i for the i-th.
     pub fn empty(&mut self, exec: &mut X, layout: &ChannelLayout) -> Result<Vec<u32>, ExecError> {
-        let mut cuts = vec![<Cut as bytemuck::Zeroable>::zeroed(); self.cuts.len / CUT_WORDS];
-        exec.read(&mut self.cuts.memory, 0, bytemuck::cast_slice_mut(&mut cuts))?;
+        let cuts = cuts::read(exec, &mut self.cuts.memory, self.cuts.len / CUT_WORDS)?;
         Ok(cuts::empty(&cuts, layout))
     }
 
