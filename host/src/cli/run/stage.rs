@@ -1,5 +1,6 @@
 //! Where the PEs are: threads, or processes that started themselves or were started by a launcher.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 #[cfg(feature = "cuda")]
@@ -211,11 +212,38 @@ fn gather<T>(
     all.iter().zip(&outcomes).enumerate().map(decode).collect::<Result<_, _>>().map(Some)
 }
 
-/// The zero of the machine's monotonic clock, the same for all its processes.
+/// The zero of the machine's monotonic clock: the same instant for all threads of a process, and for its processes as nearly as
+/// it can be read.
 pub(in crate::cli) fn machine_epoch() -> Instant {
-    let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let since = Duration::new(clock.tv_sec.unsigned_abs(), clock.tv_nsec.unsigned_abs() as u32);
-    let now = Instant::now();
-    // Where this cannot be represented each process keeps an axis of its own.
-    now.checked_sub(since).unwrap_or(now)
+    static EPOCH: OnceLock<Instant> = OnceLock::new();
+    *EPOCH.get_or_init(|| {
+        let reading = || {
+            let before = Instant::now();
+            let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+            let since = Duration::new(clock.tv_sec.unsigned_abs(), clock.tv_nsec.unsigned_abs() as u32);
+            (before.elapsed(), before, since)
+        };
+        // An interruption between two calls would shift the epoch by as long as it lasts: the shortest of many readings has none.
+        let (_, before, since) = (0..32).map(|_| reading()).min_by_key(|&(took, ..)| took).expect("32 readings");
+        // Where this cannot be represented each process keeps an axis of its own.
+        before.checked_sub(since).unwrap_or(before)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two PEs that are threads compare their stamps: an epoch for each would be off by what interrupts the reading of it.
+    #[test]
+    fn threads_share_the_zero_of_their_clock() {
+        let readings: Vec<_> = (0..8).map(|_| std::thread::spawn(machine_epoch)).collect();
+        let mut epochs = readings.into_iter().map(|reading| reading.join().expect("a reading"));
+        let first = epochs.next().expect("eight");
+        assert!(epochs.all(|epoch| epoch == first));
+        let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let since = first.elapsed();
+        // Read later, so longer; by less than the machine can have stood still meanwhile.
+        assert!(since.as_secs().abs_diff(clock.tv_sec.unsigned_abs()) < 60, "{since:?}, {clock:?}");
+    }
 }
