@@ -72,6 +72,8 @@ fn second_call(
             let saved = rank.forward()?;
             rank.backward(saved)?;
             let saved = rank.forward()?;
+            // A PE that is still in its forward call would fail in that one.
+            rank.pe.barrier("forward calls")?;
             if rank.pe.rank() == ODD {
                 return odd(rank, saved);
             }
