@@ -13,6 +13,7 @@ mod factors;
 mod finish;
 mod inverse;
 mod operands;
+pub mod scalar;
 mod scores;
 
 use cuda_std::{thread, warp};
