@@ -56,17 +56,17 @@ pub(super) unsafe fn finish(p: &PrepParams, at: &Place) {
 unsafe fn columns(at: &Place) {
     let base = at.base;
     let (row, first) = (at.thread / 4, 16 * (at.thread % 4));
+    // Blocks of 16 on the diagonal are whole. Above them nothing was written; the end of the first row is 0.
+    let (from, step) = if first <= row { (INVERSE + (row * PITCH + first) * 4, 16) } else { (INVERSE + 12 * 4, 0) };
+    let from = base + from;
     repeat!(J in 2 => {
         let column = first + 8 * J as u32;
-        let (from, factors) = (base + INVERSE + (row * PITCH + column) * 4, base + STEPS + column * 8);
+        let factors = base + STEPS + column * 8;
         let to = base + row * 128 + (((column / 8) ^ (row % 8)) << 4);
-        // Above the diagonal nothing was written.
-        let entry = |x: f32, c: u32| if c <= row { x } else { 0.0 };
         // SAFETY: the inverse and the factors were written before the barrier; one writer for each piece.
         unsafe {
-            let (x, y) = (ptx::ld_shared_v4_f32(from), ptx::ld_shared_v4_f32(from + 16));
+            let (x, y) = (ptx::ld_shared_v4_f32(from + 2 * J as u32 * step), ptx::ld_shared_v4_f32(from + (2 * J as u32 + 1) * step));
             let pairs = |x0: f32, x1: f32, c: u32| {
-                let (x0, x1) = (entry(x0, column + c), entry(x1, column + c + 1));
                 let [b0, d0, b1, d1] = ptx::ld_shared_v4_f32(factors + c * 8);
                 [ptx::cvt_rn_bf16x2_f32(x1 * b1, x0 * b0), ptx::cvt_rn_bf16x2_f32(x1 * d1, x0 * d0)]
             };

@@ -13,9 +13,9 @@ use crate::params::Tensor;
 #[inline(always)]
 pub(super) unsafe fn bring(p: &PrepParams, at: &Place) {
     let sizes = &p.tables.sizes;
-    let h = sizes.h.max(1);
-    let qk_head = at.head as u32 / (sizes.hv / h).max(1);
-    let bytes = h as usize * CHANNELS * 2;
+    // HV is a multiple of H. (The same divisor as that of the block's number.)
+    let qk_head = at.head as u32 * sizes.h / sizes.hv.max(1);
+    let bytes = sizes.h as usize * CHANNELS * 2;
     // A row has 16 pieces of 16 bytes; this thread brings one piece of every 16th row.
     let (row, piece) = (at.thread / 16, at.thread % 16);
     let from = at.token * bytes + (qk_head as usize * CHANNELS + piece as usize * 8) * 2;

@@ -3,6 +3,7 @@
 use cuda_std::{ptx, warp};
 use half::bf16;
 
+use super::rows::split;
 use super::*;
 use crate::cut;
 use crate::gate::Gdn;
@@ -128,14 +129,14 @@ pub(super) unsafe fn of_rows(p: &PrepParams, at: &Place) {
             if at.group == 1 {
                 let norm = norm * p.scale;
                 ptx::st_shared_f32(of_row(ROWS_Q), norm);
-                ptx::st_shared_f32(of_row(SCALE_Q), norm * ptx::ex2_approx_ftz_f32(g));
+                ptx::st_shared_u32(of_row(SCALE_Q), split(norm * ptx::ex2_approx_ftz_f32(g)));
             } else {
                 let [beta, decay] = ptx::ld_shared_v2_f32(at.base + STEPS + row * 8);
                 let last = ptx::ld_shared_f32(at.base + COLUMNS + 63 * 8);
                 let floored = floored_beta::<bf16>(beta);
                 ptx::st_shared_f32(at.base + COLUMNS + row * 8 + 4, norm);
                 ptx::st_shared_f32(of_row(ROWS_K), norm * beta);
-                ptx::st_shared_f32(of_row(SCALE_K), norm * ptx::ex2_approx_ftz_f32(last - g));
+                ptx::st_shared_u32(of_row(SCALE_K), split(norm * ptx::ex2_approx_ftz_f32(last - g)));
                 let decayed = floored * norm * ptx::ex2_approx_ftz_f32(g);
                 ptx::st_shared_v2_f32(at.base + STEPS + row * 8, floored, decayed);
                 repeat!(I in 4 => {
