@@ -171,6 +171,17 @@ fn conversions_round_as_they_say() {
 }
 
 #[test]
+fn packed_products_are_rounded_once() {
+    let pair = |high: f32, low: f32| ptx::cvt_rn_bf16x2_f32(high, low);
+    // 1 + 2^-7 squared is 1 + 2^-6 + 2^-14, of which the last is lost; 1.5 * 1.5 is a number of bf16.
+    let x = pair(1.0 + 1.0 / 128.0, 1.5);
+    assert_eq!(ptx::mul_rn_bf16x2(x, x), pair(1.0 + 1.0 / 64.0, 2.25));
+    // Added to what it is nearly the negative of, nothing is lost: all bits of the product count.
+    assert_eq!(ptx::fma_rn_bf16x2(x, x, pair(-1.0 - 1.0 / 64.0, -2.0)), pair(f32::powi(2.0, -14), 0.25));
+    assert_eq!(ptx::mul_rn_bf16x2(pair(-0.0, f32::NAN), pair(1.0, 1.0)) >> 16, 0x8000);
+}
+
+#[test]
 fn words_are_changed_atomically() {
     let word = AtomicU64::new(0);
     let address = word.as_ptr();

@@ -1,4 +1,5 @@
-//! `prep` on the tensor cores of Hopper: one block of 256 threads per chunk and value head, two blocks on a multiprocessor.
+//! `prep` on the tensor cores of Hopper: one block of 256 threads per chunk and value head, two blocks on a multiprocessor. This is
+//! the body for gates with a decay per channel; [`scalar`] is the one for gates that are one number per token and head.
 //!
 //! Thread (s, c) owns tokens 16 s .. 16 s + 16 and channels 2 c, 2 c + 1: a column of the chunk's decays, so that every
 //! factor is a running product in its registers. Scores of pairs of tokens in different blocks of 16 split the decay at

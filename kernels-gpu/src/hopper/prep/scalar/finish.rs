@@ -41,7 +41,7 @@ pub(super) unsafe fn finish(p: &PrepParams, at: &Place) {
         } else {
             ptx::bar_sync_id::<2, 128>();
         }
-        if at.thread % 128 == 0 {
+        if at.thread.is_multiple_of(128) {
             let to = record.wrapping_add((RECORD_W + panel) as usize);
             ptx::cp_async_bulk_global_shared(to, base + W + panel, PANEL);
             ptx::cp_async_bulk_commit_group();

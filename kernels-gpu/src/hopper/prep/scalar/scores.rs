@@ -107,7 +107,7 @@ pub(super) unsafe fn to_solve(at: &Place, x: &[f32; 32]) {
 #[inline(always)]
 pub(super) unsafe fn store_q(p: &PrepParams, at: &Place, x: &[f32; 32]) {
     let record = at.record(p);
-    let first = at.thread % 128 == 0;
+    let first = at.thread.is_multiple_of(128);
     // SAFETY: whole images of this chunk and head; barriers and proxy fences between writing and reading.
     unsafe {
         scale_rows(at, at.base + Q, record.wrapping_add(RECORD_QG as usize), at.base + SCALE_Q);

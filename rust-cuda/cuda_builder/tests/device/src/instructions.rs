@@ -165,5 +165,7 @@ pub unsafe fn arithmetic(out: *mut f32, x: f32, y: f32) {
     unsafe {
         ptx::st_global_f32(out, sum);
         ptx::st_global_v4_u32(out.add(4) as *mut u32, pairs[0], pairs[1], pairs[2], halves[0] as u32);
+        let packed = ptx::fma_rn_bf16x2(pairs[0], pairs[1], ptx::mul_rn_bf16x2(pairs[0], pairs[2]));
+        ptx::st_global_u32(out.add(8) as *mut u32, packed);
     }
 }
