@@ -19,11 +19,6 @@ instructions! {
     pure cvt_f32_f16(half: reg16 u16) -> (value: reg32 f32) = "cvt.f32.f16 {value}, {half};";
     /// A number as TF32 (10 bits of fraction), rounded to nearest, ties away from zero.
     pure cvt_rna_tf32_f32(value: reg32 f32) -> (bits: reg32 u32) = "cvt.rna.tf32.f32 {bits}, {value};";
-    /// Products of two pairs of bf16, each rounded to nearest even.
-    pure mul_rn_bf16x2(a: reg32 u32, b: reg32 u32) -> (product: reg32 u32) = "mul.rn.bf16x2 {product}, {a}, {b};";
-    /// `a b + c` of pairs of bf16, each rounded once, to nearest even.
-    pure fma_rn_bf16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> (sum: reg32 u32) =
-        "fma.rn.bf16x2 {sum}, {a}, {b}, {c};";
 
     /// 2^x to 2^-22 relative; denormal numbers count as 0.
     pure ex2_approx_ftz_f32(x: reg32 f32) -> (y: reg32 f32) = "ex2.approx.ftz.f32 {y}, {x};";
@@ -41,6 +36,12 @@ instructions! {
     pure rcp_approx_ftz_f32(x: reg32 f32) -> (y: reg32 f32) = "rcp.approx.ftz.f32 {y}, {x};";
     /// Square root, to 2^-23 relative.
     pure sqrt_approx_f32(x: reg32 f32) -> (y: reg32 f32) = "sqrt.approx.f32 {y}, {x};";
+
+    /// Products of two pairs of bf16, each rounded to nearest even.
+    pure mul_rn_bf16x2(a: reg32 u32, b: reg32 u32) -> (product: reg32 u32) = "mul.rn.bf16x2 {product}, {a}, {b};";
+    /// `a b + c` of pairs of bf16, each rounded once, to nearest even.
+    pure fma_rn_bf16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> (sum: reg32 u32) =
+        "fma.rn.bf16x2 {sum}, {a}, {b}, {c};";
 }
 
 /// `a b + c`, rounded once. Not assembly: LLVM knows it, folds constants, and makes a select of a branch around it.
