@@ -159,8 +159,8 @@ fn conversions_round_as_they_say() {
         (ptx::cvt_rn_f16_f32(65504.0), ptx::cvt_rn_f16_f32(1e6), ptx::cvt_f32_f16(0x3c01)),
         (0x7bff, 0x7c00, 1.0 + 1.0 / 1024.0)
     );
-    assert_eq!(ptx::cvt_rna_tf32_f32(1.0 + f32::powi(2.0, -11)), (1.0 + f32::powi(2.0, -10)).to_bits());
-    assert_eq!(ptx::cvt_rna_tf32_f32(1.0 + f32::powi(2.0, -12)), 1f32.to_bits());
+    assert_eq!(ptx::cvt_rn_tf32_f32(1.0 + 3.0 * f32::powi(2.0, -11)), (1.0 + f32::powi(2.0, -9)).to_bits());
+    assert_eq!(ptx::cvt_rn_tf32_f32(1.0 + f32::powi(2.0, -11)), 1f32.to_bits());
     let tiny = f32::from_bits(1);
     assert_eq!((ptx::ex2_approx_ftz_f32(-3.0), ptx::ex2_approx_ftz_f32(-140.0)), (0.125, 0.0));
     assert_eq!((ptx::lg2_approx_f32(8.0), ptx::lg2_approx_ftz_f32(tiny)), (3.0, f32::NEG_INFINITY));

@@ -21,7 +21,7 @@ use cuda_std::{thread, warp};
 
 use factors::factors;
 use finish::finish;
-use inverse::invert;
+use inverse::{invert, tf32};
 use operands::operands;
 use scores::scores;
 
@@ -107,9 +107,9 @@ pub fn prep<G: Gate>(wg: &mut Warpgroup<'_>, p: &PrepParams) {
     let at = Place { chunk, head, token: token as usize, len, s, half, c: 32 * half + thread % 32, thread, base };
     // SAFETY: the block's shared memory; barriers separate the phases; control flow is uniform in the warps.
     unsafe {
-        let (k, e) = operands::<G>(p, &at);
+        let kb = operands::<G>(p, &at);
         thread::sync_threads();
-        scores(&at, &k, &e);
+        scores(&at, &kb);
         thread::sync_threads();
         if thread < 128 {
             invert(&at);
