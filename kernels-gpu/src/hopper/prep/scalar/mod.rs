@@ -23,7 +23,7 @@ mod tokens;
 
 use cuda_std::{ptx, thread, warp};
 
-use super::inverse::invert;
+use super::inverse::{invert, tf32};
 use super::{CHANNELS, CHUNK, IMAGE, PANEL, PITCH, RECORD};
 use crate::params::{Chunk, PrepParams, StampKind};
 use crate::tile::Warpgroup;

@@ -81,7 +81,7 @@ pub(super) unsafe fn weigh(at: &Place, x: &mut [f32; 32]) {
     }
 }
 
-/// Akk to where it is inverted.
+/// Akk to where it is inverted. Off the diagonal it is an operand of products only.
 ///
 /// # Safety
 /// By the first warpgroup.
@@ -89,13 +89,18 @@ pub(super) unsafe fn weigh(at: &Place, x: &mut [f32; 32]) {
 pub(super) unsafe fn to_solve(at: &Place, x: &[f32; 32]) {
     let to = at.base + AKK + ((16 * at.block + at.lane / 4) * PITCH + 2 * (at.lane % 4)) * 4;
     repeat!(J in 8 => {
-        if J as u32 / 2 <= at.block {
-            let to = to + 32 * J as u32;
+        let (to, block) = (to + 32 * J as u32, J as u32 / 2);
+        let put = |x: [f32; 4]| {
             // SAFETY: one writer for each pair.
             unsafe {
-                ptx::st_shared_v2_f32(to, x[4 * J], x[4 * J + 1]);
-                ptx::st_shared_v2_f32(to + 8 * PITCH * 4, x[4 * J + 2], x[4 * J + 3]);
+                ptx::st_shared_v2_f32(to, x[0], x[1]);
+                ptx::st_shared_v2_f32(to + 8 * PITCH * 4, x[2], x[3]);
             }
+        };
+        if block < at.block {
+            put([tf32(x[4 * J]), tf32(x[4 * J + 1]), tf32(x[4 * J + 2]), tf32(x[4 * J + 3])]);
+        } else if block == at.block {
+            put([x[4 * J], x[4 * J + 1], x[4 * J + 2], x[4 * J + 3]]);
         }
     });
 }
