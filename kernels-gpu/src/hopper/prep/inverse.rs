@@ -14,24 +14,25 @@ pub(super) unsafe fn invert(at: &Place) {
     let word = |m: u32, r: u32, c: u32| m + (r * PITCH + c) * 4;
     // SAFETY: scores were written before the barrier; every word has one writer; barriers in between.
     unsafe {
-        if lane < 16 {
-            let first = 16 * warp;
+        // A thread for each column of the four blocks.
+        if at.thread < 64 {
+            let (first, column) = (16 * (at.thread / 16), at.thread % 16);
             let mut x = [0f32; 16];
             repeat!(I in 16 => {
-                let mut sums = [if lane == I as u32 { 1.0f32 } else { 0.0 }, 0.0, 0.0, 0.0];
+                let mut sums = [if column == I as u32 { 1.0f32 } else { 0.0 }, 0.0, 0.0, 0.0];
                 repeat!(M in 4 => {
                     if 4 * M < I {
                         let row = ptx::ld_shared_v4_f32(word(l, first + I as u32, first + 4 * M as u32));
                         // Entries from the diagonal on are not read as numbers.
-                        if 4 * M < I { sums[0] = ptx::fma_rn_f32(-row[0], x[4 * M], sums[0]); }
-                        if 4 * M + 1 < I { sums[1] = ptx::fma_rn_f32(-row[1], x[4 * M + 1], sums[1]); }
-                        if 4 * M + 2 < I { sums[2] = ptx::fma_rn_f32(-row[2], x[4 * M + 2], sums[2]); }
-                        if 4 * M + 3 < I { sums[3] = ptx::fma_rn_f32(-row[3], x[4 * M + 3], sums[3]); }
+                        if 4 * M < I { sums[0] = ptx::fma_rn_f32(row[0], -x[4 * M], sums[0]); }
+                        if 4 * M + 1 < I { sums[1] = ptx::fma_rn_f32(row[1], -x[4 * M + 1], sums[1]); }
+                        if 4 * M + 2 < I { sums[2] = ptx::fma_rn_f32(row[2], -x[4 * M + 2], sums[2]); }
+                        if 4 * M + 3 < I { sums[3] = ptx::fma_rn_f32(row[3], -x[4 * M + 3], sums[3]); }
                     }
                 });
                 x[I] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
             });
-            repeat!(I in 16 => { ptx::st_shared_f32(word(a, first + I as u32, first + lane), tf32(x[I])); });
+            repeat!(I in 16 => { ptx::st_shared_f32(word(a, first + I as u32, first + column), tf32(x[I])); });
         }
         ptx::bar_sync_id::<1, 128>();
         let scratch = at.base + SCRATCH + warp * 32 * SCRATCH_PITCH * 4;
