@@ -45,7 +45,8 @@ pub(super) unsafe fn finish(p: &PrepParams, at: &Place) {
             let to = record.wrapping_add((RECORD_W + panel) as usize);
             ptx::cp_async_bulk_global_shared(to, base + W + panel, PANEL);
             ptx::cp_async_bulk_commit_group();
-            ptx::cp_async_bulk_wait_group::<0>();
+            // (That what was read is written, the end of the grid sees to.)
+            ptx::cp_async_bulk_wait_group_read::<0>();
         }
         warp::sync();
     }
