@@ -7,6 +7,7 @@
 
 pub mod check;
 mod executor;
+pub mod images;
 mod tiles;
 
 pub use executor::{Emulated, Launches};

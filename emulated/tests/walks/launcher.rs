@@ -12,7 +12,7 @@ use half::bf16;
 use kernels_gpu::hopper::backward::{value_panels_len, walk};
 use kernels_gpu::params::{Array, Chunk, Records, ScanBackParams, StatesParams, Tables, Tensor};
 
-use super::images;
+use deltalink_emulated::images;
 
 /// What a launch of a walk leaves: its name, states and values in rows.
 pub type Left = (&'static str, Vec<bf16>, Vec<bf16>);

@@ -1,7 +1,6 @@
 //! The backward's walks for Hopper on emulated threads, between portable kernels: what they leave against what the portable
 //! walks leave, and the gradients that come of it against the f64 reference.
 
-mod images;
 mod launcher;
 
 use cuda_std::emulated::Schedule;

@@ -176,7 +176,11 @@ impl Step<'_> {
                 (grid, prep::WARPGROUPS, shared_bytes).into()
             }
             Body::Hopper => {
-                Blocks { grid, body, warpgroups: hopper::PREP_WARPGROUPS, shared_bytes: hopper::PREP_SHARED }
+                let shared_bytes = match self.inputs.op {
+                    Op::Kda => hopper::PREP_SHARED,
+                    Op::Gdn => hopper::PREP_SCALAR_SHARED,
+                };
+                Blocks { grid, body, warpgroups: hopper::PREP_WARPGROUPS, shared_bytes }
             }
         }
     }

@@ -114,3 +114,26 @@ pub unsafe fn sums(x: [f32; 16], lane: u32) -> f32 {
     // SAFETY: by contract.
     unsafe { fold_lanes(x, lane, |a, b| a + b) }
 }
+
+/// Stores a warpgroup's accumulator of 64 x 64, rounded, into a panel.
+///
+/// # Safety
+/// By a whole warp, number `warp` of its warpgroup; the panel's rows are free.
+#[inline(always)]
+pub unsafe fn put_panel(x: &[f32; 32], panel: u32, warp: u32, lane: u32) {
+    let matrix = lane / 8;
+    let row = 16 * warp + lane % 8 + 8 * (matrix % 2);
+    repeat!(J in 4 => {
+        let piece = 2 * J as u32 + matrix / 2;
+        // SAFETY: by contract.
+        unsafe {
+            ptx::stmatrix_x4(
+                panel + row * 128 + ((piece ^ (row % 8)) << 4),
+                ptx::cvt_rn_bf16x2_f32(x[8 * J + 1], x[8 * J]),
+                ptx::cvt_rn_bf16x2_f32(x[8 * J + 3], x[8 * J + 2]),
+                ptx::cvt_rn_bf16x2_f32(x[8 * J + 5], x[8 * J + 4]),
+                ptx::cvt_rn_bf16x2_f32(x[8 * J + 7], x[8 * J + 6]),
+            );
+        }
+    });
+}

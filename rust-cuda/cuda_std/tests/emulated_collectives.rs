@@ -159,8 +159,8 @@ fn conversions_round_as_they_say() {
         (ptx::cvt_rn_f16_f32(65504.0), ptx::cvt_rn_f16_f32(1e6), ptx::cvt_f32_f16(0x3c01)),
         (0x7bff, 0x7c00, 1.0 + 1.0 / 1024.0)
     );
-    assert_eq!(ptx::cvt_rna_tf32_f32(1.0 + f32::powi(2.0, -11)), (1.0 + f32::powi(2.0, -10)).to_bits());
-    assert_eq!(ptx::cvt_rna_tf32_f32(1.0 + f32::powi(2.0, -12)), 1f32.to_bits());
+    assert_eq!(ptx::cvt_rn_tf32_f32(1.0 + 3.0 * f32::powi(2.0, -11)), (1.0 + f32::powi(2.0, -9)).to_bits());
+    assert_eq!(ptx::cvt_rn_tf32_f32(1.0 + f32::powi(2.0, -11)), 1f32.to_bits());
     let tiny = f32::from_bits(1);
     assert_eq!((ptx::ex2_approx_ftz_f32(-3.0), ptx::ex2_approx_ftz_f32(-140.0)), (0.125, 0.0));
     assert_eq!((ptx::lg2_approx_f32(8.0), ptx::lg2_approx_ftz_f32(tiny)), (3.0, f32::NEG_INFINITY));
@@ -168,6 +168,17 @@ fn conversions_round_as_they_say() {
     assert_eq!((ptx::rsqrt_approx_f32(4.0), ptx::rsqrt_approx_ftz_f32(tiny)), (0.5, f32::INFINITY));
     assert_eq!((ptx::sqrt_approx_f32(9.0), ptx::sqrt_rn_f32(2.0)), (3.0, 2f32.sqrt()));
     assert_eq!(math::fma(1e20, 1e20, f32::NEG_INFINITY), f32::NEG_INFINITY);
+}
+
+#[test]
+fn packed_products_are_rounded_once() {
+    let pair = |high: f32, low: f32| ptx::cvt_rn_bf16x2_f32(high, low);
+    // 1 + 2^-7 squared is 1 + 2^-6 + 2^-14, of which the last is lost; 1.5 * 1.5 is a number of bf16.
+    let x = pair(1.0 + 1.0 / 128.0, 1.5);
+    assert_eq!(ptx::mul_rn_bf16x2(x, x), pair(1.0 + 1.0 / 64.0, 2.25));
+    // Added to what it is nearly the negative of, nothing is lost: all bits of the product count.
+    assert_eq!(ptx::fma_rn_bf16x2(x, x, pair(-1.0 - 1.0 / 64.0, -2.0)), pair(f32::powi(2.0, -14), 0.25));
+    assert_eq!(ptx::mul_rn_bf16x2(pair(-0.0, f32::NAN), pair(1.0, 1.0)) >> 16, 0x8000);
 }
 
 #[test]

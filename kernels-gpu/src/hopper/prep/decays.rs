@@ -2,7 +2,7 @@
 
 use cuda_std::ptx;
 
-use super::operands::pairs;
+use super::operands::Rows;
 use super::*;
 use crate::hopper::gate::{bias, element, log2_softplus, slope};
 
@@ -17,22 +17,19 @@ pub(super) unsafe fn log_decays<G: Gate>(p: &PrepParams, at: &Place, channel: us
     unsafe {
         if G::PER_CHANNEL {
             let from = (at.token * hv + at.head) * CHANNELS + channel;
+            let rows = |bytes: usize| {
+                let stride = (hv * CHANNELS * bytes) as u32;
+                Rows { from: p.g.addr + (from * bytes) as u64, stride, len: at.len }
+            };
             if wide {
-                let from = (p.g.addr as *const f32).wrapping_add(from);
+                let rows = rows(4);
                 repeat!(I in 16 => {
                     let row = first + I as u32;
-                    let from = from.wrapping_add(row as usize * hv * CHANNELS);
-                    let bits = ptx::ld_global_nc_v2_u32_if(from.cast(), (row < at.len) as u32);
+                    let bits = ptx::ld_global_nc_v2_u32_if(rows.row(row), (row < at.len) as u32);
                     g[I] = [f32::from_bits(bits[0]), f32::from_bits(bits[1])];
                 });
             } else {
-                let from = (p.g.addr as *const u32).wrapping_add(from / 2);
-                let (stride, full) = (hv * CHANNELS / 2, at.len == CHUNK as u32);
-                let g_pairs = if full {
-                    pairs::<true>(from, stride, first, at.len)
-                } else {
-                    pairs::<false>(from, stride, first, at.len)
-                };
+                let g_pairs = rows(2).pairs(first);
                 repeat!(I in 16 => { g[I] = unpack(g_pairs[I]); });
             }
         } else {
@@ -54,10 +51,15 @@ pub(super) unsafe fn log_decays<G: Gate>(p: &PrepParams, at: &Place, channel: us
             repeat!(I in 16 => { g[I] = [of(g[I][0] + bias[0]), of(g[I][1] + bias[1])]; });
         } else {
             let (slope, bound) = (-a * LOG2_E, p.bound * LOG2_E);
-            let of = |x: f32| bound * ptx::rcp_approx_ftz_f32(1.0 + ptx::ex2_approx_ftz_f32(slope * x));
-            repeat!(I in 16 => { g[I] = [of(g[I][0] + bias[0]), of(g[I][1] + bias[1])]; });
+            let bias = [slope * bias[0], slope * bias[1]];
+            let of = |x: f32, bias: f32| {
+                bound * ptx::rcp_approx_ftz_f32(1.0 + ptx::ex2_approx_ftz_f32(ptx::fma_rn_f32(slope, x, bias)))
+            };
+            repeat!(I in 16 => { g[I] = [of(g[I][0], bias[0]), of(g[I][1], bias[1])]; });
         }
-        repeat!(I in 16 => { if first + I as u32 >= at.len { g[I] = [0.0; 2]; } });
+        if at.len < CHUNK as u32 {
+            repeat!(I in 16 => { if first + I as u32 >= at.len { g[I] = [0.0; 2]; } });
+        }
     }
     g
 }

@@ -43,7 +43,19 @@ pub(super) unsafe fn factors(p: &PrepParams, at: &Place) {
             (cut::token_factor(a.max(b), growth), growth)
         };
         let ((factor, growth), (other_factor, other_growth)) = (of(lane), of(lane + 32));
-        let (mut factor, mut growth) = (factor * other_factor, growth * other_growth);
+        multiply(p, [at.chunk, at.head], lane, [factor, growth], [other_factor, other_growth]);
+    }
+}
+
+/// The products over a chunk's tokens of factor and growth, each lane's two, into the chunk's place.
+///
+/// # Safety
+/// By a whole warp.
+#[inline(always)]
+pub(super) unsafe fn multiply(p: &PrepParams, [chunk, head]: [usize; 2], lane: u32, one: [f32; 2], other: [f32; 2]) {
+    let (mut factor, mut growth) = (one[0] * other[0], one[1] * other[1]);
+    // SAFETY: by all lanes; this chunk's place in global memory.
+    unsafe {
         let mut distance = 16;
         while distance > 0 {
             factor *= warp::shuffle_xor(factor, distance);
@@ -52,7 +64,7 @@ pub(super) unsafe fn factors(p: &PrepParams, at: &Place) {
         }
         let factor = if factor < cut::LEAST { cut::LEAST } else { factor };
         if lane == 0 {
-            let to = p.records.factors(at.chunk, 1, at.head);
+            let to = p.records.factors(chunk, 1, head);
             ptx::st_global_v2_f32((to.tensor.addr as *mut f32).wrapping_add(to.offset), factor, growth);
         }
     }

@@ -1,7 +1,6 @@
 //! A' and w.
 
 use cuda_std::{ptx, thread, warp};
-use half::bf16;
 
 use super::*;
 
@@ -23,7 +22,7 @@ pub(super) unsafe fn finish(p: &PrepParams, at: &Place) {
             let d = ptx::ld_shared_v4_f32(base + BETA + (column + 4) * 4);
             // Above the diagonal nothing was written.
             let entry = |x: f32, beta: f32, c: u32| {
-                if c <= row { x * floored_beta::<bf16>(beta) } else { 0.0 }
+                if c <= row { x * beta } else { 0.0 }
             };
             let pair = |x0: f32, b0: f32, x1: f32, b1: f32, c: u32| {
                 ptx::cvt_rn_bf16x2_f32(entry(x1, b1, c + 1), entry(x0, b0, c))

@@ -1,4 +1,5 @@
-//! `prep` on the tensor cores of Hopper: one block of 256 threads per chunk and value head, two blocks on a multiprocessor.
+//! `prep` on the tensor cores of Hopper: one block of 256 threads per chunk and value head, two blocks on a multiprocessor. This is
+//! the body for gates with a decay per channel; [`scalar`] is the one for gates that are one number per token and head.
 //!
 //! Thread (s, c) owns tokens 16 s .. 16 s + 16 and channels 2 c, 2 c + 1: a column of the chunk's decays, so that every
 //! factor is a running product in its registers. Scores of pairs of tokens in different blocks of 16 split the decay at
@@ -13,13 +14,14 @@ mod factors;
 mod finish;
 mod inverse;
 mod operands;
+pub mod scalar;
 mod scores;
 
 use cuda_std::{thread, warp};
 
 use factors::factors;
 use finish::finish;
-use inverse::invert;
+use inverse::{invert, tf32};
 use operands::operands;
 use scores::scores;
 
@@ -105,9 +107,9 @@ pub fn prep<G: Gate>(wg: &mut Warpgroup<'_>, p: &PrepParams) {
     let at = Place { chunk, head, token: token as usize, len, s, half, c: 32 * half + thread % 32, thread, base };
     // SAFETY: the block's shared memory; barriers separate the phases; control flow is uniform in the warps.
     unsafe {
-        let (k, e) = operands::<G>(p, &at);
+        let kb = operands::<G>(p, &at);
         thread::sync_threads();
-        scores(&at, &k, &e);
+        scores(&at, &kb);
         thread::sync_threads();
         if thread < 128 {
             invert(&at);

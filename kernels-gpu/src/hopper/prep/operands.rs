@@ -5,23 +5,49 @@ use cuda_std::{ptx, thread};
 use super::decays::log_decays;
 use super::factors::note_largest;
 use super::*;
+use half::bf16;
+
 use crate::hopper::gate::element;
 
-/// Global pair of bf16 of row `row` (token of the chunk) of `x`, or zeros beyond the chunk.
-#[inline(always)]
-unsafe fn pair<const FULL: bool>(x: *const u32, stride: usize, row: u32, len: u32) -> u32 {
-    let x = x.wrapping_add(row as usize * stride);
-    // SAFETY: by contract a pair of row `row`.
-    unsafe { if FULL { ptx::ld_global_nc_u32(x) } else { ptx::ld_global_nc_u32_if(x, (row < len) as u32) } }
+/// Rows of a chunk in a global tensor: the address of this thread's elements in row 0, and bytes from row to row.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    pub from: u64,
+    pub stride: u32,
+    pub len: u32,
 }
 
-/// The pairs of 16 rows from `first`, zeros beyond the chunk; `FULL` if there is no row beyond it.
-#[inline(always)]
-pub(super) unsafe fn pairs<const FULL: bool>(x: *const u32, stride: usize, first: u32, len: u32) -> [u32; 16] {
-    let mut pairs = [0u32; 16];
-    // SAFETY: by contract.
-    repeat!(I in 16 => { pairs[I] = unsafe { pair::<FULL>(x, stride, first + I as u32, len) }; });
-    pairs
+impl Rows {
+    #[inline(always)]
+    pub(super) fn row<T>(&self, row: u32) -> *const T {
+        ptx::mad_wide_u32(row, self.stride, self.from) as *const T
+    }
+
+    #[inline(always)]
+    pub(super) fn is_full(&self) -> bool {
+        self.len == CHUNK as u32
+    }
+
+    /// The pairs of bf16 of 16 rows from `first`, zeros beyond the chunk.
+    ///
+    /// # Safety
+    /// These rows up to `len` exist.
+    #[inline(always)]
+    pub(super) unsafe fn pairs(&self, first: u32) -> [u32; 16] {
+        let mut pairs = [0u32; 16];
+        // SAFETY: by contract.
+        unsafe {
+            if self.is_full() {
+                repeat!(I in 16 => { pairs[I] = ptx::ld_global_nc_u32(self.row(first + I as u32)); });
+            } else {
+                repeat!(I in 16 => {
+                    let row = first + I as u32;
+                    pairs[I] = ptx::ld_global_nc_u32_if(self.row(row), (row < self.len) as u32);
+                });
+            }
+        }
+        pairs
+    }
 }
 
 /// Places of this thread's channels in rows 0 to 7 (mod 8) of a panel: the permuted piece of row `i` is `piece ^ i`.
@@ -33,28 +59,20 @@ pub(super) fn in_row(at: &Place) -> [u32; 8] {
     place
 }
 
-/// Loads, norms, decays, and the operands of the scores; stores qg, kg and the decay of the chunk. Returns this thread's k
-/// (raw pairs) and decays.
+/// Loads, norms, decays, and the operands of the scores; stores qg, kg and the decay of the chunk. Returns this thread's pairs of
+/// k exp G.
 #[inline(always)]
-pub(super) unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> ([u32; 16], [[f32; 2]; 16]) {
+pub(super) unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> [u32; 16] {
     let sizes = &p.tables.sizes;
     let (h, hv) = (sizes.h as usize, sizes.hv as usize);
     let group = (sizes.hv / sizes.h.max(1)).max(1);
     let (qk_head, lane) = ((at.head as u32 / group) as usize, ptx::laneid());
     let first = 16 * at.s;
     let channel = 2 * at.c as usize;
-    let qk_at = ((at.token * h + qk_head) * CHANNELS + channel) / 2;
-    let (q_from, k_from) = ((p.q.addr as *const u32).wrapping_add(qk_at), (p.k.addr as *const u32).wrapping_add(qk_at));
-    let stride = h * CHANNELS / 2;
-    let full = at.len == CHUNK as u32;
+    let qk_at = (((at.token * h + qk_head) * CHANNELS + channel) * 2) as u64;
+    let rows = |from: u64| Rows { from: from + qk_at, stride: (h * CHANNELS * 2) as u32, len: at.len };
     // SAFETY: rows of this chunk.
-    let (q, k) = unsafe {
-        if full {
-            (pairs::<true>(q_from, stride, first, at.len), pairs::<true>(k_from, stride, first, at.len))
-        } else {
-            (pairs::<false>(q_from, stride, first, at.len), pairs::<false>(k_from, stride, first, at.len))
-        }
-    };
+    let (q, k) = unsafe { (rows(p.q.addr).pairs(first), rows(p.k.addr).pairs(first)) };
     // SAFETY: as the functions say.
     let g = unsafe { log_decays::<G>(p, at, channel) };
     if at.thread < 64 {
@@ -65,7 +83,7 @@ pub(super) unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> ([u32; 16]
             f32::NAN
         };
         let beta = if p.beta_factor == 0.0 { beta } else { p.beta_factor * sigmoid(beta) };
-        let beta = if at.thread < at.len { beta } else { 0.0 };
+        let beta = if at.thread < at.len { floored_beta::<bf16>(beta) } else { 0.0 };
         // SAFETY: this thread's own word.
         unsafe { ptx::st_shared_f32(at.base + BETA + 4 * at.thread, beta) };
     }
@@ -73,8 +91,8 @@ pub(super) unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> ([u32; 16]
     let (mut squares_q, mut squares_k) = ([0f32; 16], [0f32; 16]);
     repeat!(I in 16 => {
         let ([a, b], [c, d]) = (unpack(q[I]), unpack(k[I]));
-        squares_q[I] = a * a + b * b;
-        squares_k[I] = c * c + d * d;
+        squares_q[I] = ptx::fma_rn_f32(a, a, b * b);
+        squares_k[I] = ptx::fma_rn_f32(c, c, d * d);
     });
     let mut e = g;
     repeat!(I in 16 => { e[I] = [ptx::ex2_approx_ftz_f32(g[I][0]), ptx::ex2_approx_ftz_f32(g[I][1])]; });
@@ -153,34 +171,8 @@ pub(super) unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> ([u32; 16]
         };
         let (odd, late) = (at.s % 2 == 1, at.s >= 2);
         let place = in_row(at);
-        let (mut prefix, mut middle) = (ones, ones);
-        repeat!(I in 16 => {
-            let i = I as u32;
-            prefix = if I == 0 { e[0] } else { times(prefix, e[I]) };
-            let (qn, kn) = (scaled(q[I], norm(0, i)), scaled(k[I], norm(256, i)));
-            let row = first + i;
-            let to = (place[I % 8] + (RECORD_QG + at.half * PANEL + row * 128)) as usize;
-            ptx::st_global_u32(record.wrapping_add(to).cast(), pack(times(qn, times(before, prefix))));
-            if I >= 8 {
-                if I > 8 {
-                    middle = times(middle, clamp(e[I]));
-                }
-                diagonal(place[I % 8], i, qn, kn, middle, inverse(middle));
-            }
-            if late {
-                let factor = times(from_middle, prefix);
-                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_32 + at.half * PANEL + (row - 32) * 128), pack(times(qn, factor)));
-                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_32 + at.half * PANEL + row * 128), pack(times(kn, factor)));
-            }
-            if odd {
-                // q of blocks 1 and 3 in rows 0 .. 32, k in rows 32 .. 64.
-                let to = 16 * (at.s / 2) + i;
-                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_16 + at.half * PANEL + to * 128), pack(times(qn, prefix)));
-                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_16 + at.half * PANEL + (to + 32) * 128), pack(times(kn, prefix)));
-            }
-        });
-        let mut suffix = ones;
-        middle = ones;
+        // Backward first: what it needs of q dies on the way, and k exp G takes the place of k and e in the second pass.
+        let (mut suffix, mut middle) = (ones, ones);
         repeat!(J in 16 => {
             const I: usize = 15 - J;
             let i = I as u32;
@@ -204,7 +196,38 @@ pub(super) unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> ([u32; 16]
                 ptx::st_shared_u32(place[I % 8] + (at.base + COLUMNS_16 + at.half * HALF_PANEL + to * 128), pack(times(kn, suffix)));
             }
         });
+        // k exp G of the chunk.
+        let mut kb = [0u32; 16];
+        let mut prefix = ones;
+        middle = ones;
+        repeat!(I in 16 => {
+            let i = I as u32;
+            prefix = if I == 0 { e[0] } else { times(prefix, e[I]) };
+            let (qn, kn) = (scaled(q[I], norm(0, i)), scaled(k[I], norm(256, i)));
+            let row = first + i;
+            let to = (place[I % 8] + (RECORD_QG + at.half * PANEL + row * 128)) as usize;
+            let since_start = times(before, prefix);
+            ptx::st_global_u32(record.wrapping_add(to).cast(), pack(times(qn, since_start)));
+            kb[I] = pack(times(kn, since_start));
+            if I >= 8 {
+                if I > 8 {
+                    middle = times(middle, clamp(e[I]));
+                }
+                diagonal(place[I % 8], i, qn, kn, middle, inverse(middle));
+            }
+            if late {
+                let factor = times(from_middle, prefix);
+                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_32 + at.half * PANEL + (row - 32) * 128), pack(times(qn, factor)));
+                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_32 + at.half * PANEL + row * 128), pack(times(kn, factor)));
+            }
+            if odd {
+                // q of blocks 1 and 3 in rows 0 .. 32, k in rows 32 .. 64.
+                let to = 16 * (at.s / 2) + i;
+                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_16 + at.half * PANEL + to * 128), pack(times(qn, prefix)));
+                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_16 + at.half * PANEL + (to + 32) * 128), pack(times(kn, prefix)));
+            }
+        });
         ptx::fence_proxy_async_shared();
+        kb
     }
-    (k, e)
 }

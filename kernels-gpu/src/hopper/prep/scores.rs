@@ -7,7 +7,7 @@ use super::*;
 
 /// The scores: Aqk into its image, beta Akk into f32, and k exp G into its image.
 #[inline(always)]
-pub(super) unsafe fn scores(at: &Place, k: &[u32; 16], e: &[[f32; 2]; 16]) {
+pub(super) unsafe fn scores(at: &Place, kb: &[u32; 16]) {
     let base = at.base;
     let second = at.thread >= 128;
     let (mut far, mut near) = ([0f32; 16], [0f32; 32]);
@@ -46,6 +46,15 @@ pub(super) unsafe fn scores(at: &Place, k: &[u32; 16], e: &[[f32; 2]; 16]) {
             ptx::st_shared_v2_f32(base + AKK + (r * PITCH + c) * 4, beta * x[0], beta * x[1]);
         }
     };
+    // Off the diagonal it is an operand of products only.
+    let put_k_rounded = |r: u32, c: u32, x: [f32; 2]| {
+        // SAFETY: as above.
+        unsafe {
+            let beta = ptx::ld_shared_f32(base + BETA + 4 * r);
+            let to = base + AKK + (r * PITCH + c) * 4;
+            ptx::st_shared_v2_f32(to, tf32(beta * x[0]), tf32(beta * x[1]));
+        }
+    };
     repeat!(J in 8 => {
         let j = J as u32;
         let (r0, r1, c) = (16 * warp + row, 16 * warp + row + 8, 8 * j + column);
@@ -78,8 +87,8 @@ pub(super) unsafe fn scores(at: &Place, k: &[u32; 16], e: &[[f32; 2]; 16]) {
                 put_q(r, c, x0);
                 put_q(r + 8, c, x1);
             } else {
-                put_k(r, c, x0);
-                put_k(r + 8, c, x1);
+                put_k_rounded(r, c, x0);
+                put_k_rounded(r + 8, c, x1);
             }
         } else if j / 2 == warp % 2 {
             // Odd block 1 or 3 with the even block before it: q in warps 0 and 1, k in warps 2 and 3.
@@ -88,29 +97,17 @@ pub(super) unsafe fn scores(at: &Place, k: &[u32; 16], e: &[[f32; 2]; 16]) {
                 put_q(r, c, x0);
                 put_q(r + 8, c, x1);
             } else {
-                put_k(r, c, x0);
-                put_k(r + 8, c, x1);
+                put_k_rounded(r, c, x0);
+                put_k_rounded(r + 8, c, x1);
             }
         }
     });
-    // k exp G, from this thread's registers.
+    // k exp G takes the place of operands.
     let (first, place) = (16 * at.s, in_row(at));
-    let mut prefix = [1.0f32; 2];
-    // SAFETY: written before barriers; every word has one writer.
+    // SAFETY: these operands are not read any more; every word has one writer.
     unsafe {
-        repeat!(B in 4 => {
-            if B < 3 && (B as u32) < at.s {
-                let t = ptx::ld_shared_v2_f32(base + TOTALS + (B as u32 * 128 + 2 * at.c) * 4);
-                prefix = [prefix[0] * t[0], prefix[1] * t[1]];
-            }
-        });
         repeat!(I in 16 => {
-            let i = I as u32;
-            prefix = [prefix[0] * e[I][0], prefix[1] * e[I][1]];
-            let norm = ptx::ld_shared_f32(base + NORMS + 256 + (first + i) * 4);
-            let [a, b] = unpack(k[I]);
-            let to = place[I % 8] + (base + KB + at.half * PANEL + (first + i) * 128);
-            ptx::st_shared_u32(to, ptx::cvt_rn_bf16x2_f32(b * norm * prefix[1], a * norm * prefix[0]));
+            ptx::st_shared_u32(place[I % 8] + (base + KB + at.half * PANEL + (first + I as u32) * 128), kb[I]);
         });
         ptx::fence_proxy_async_shared();
     }

@@ -17,8 +17,11 @@ instructions! {
     pure cvt_rn_f16_f32(value: reg32 f32) -> (half: reg16 u16) = "cvt.rn.f16.f32 {half}, {value};";
     /// The number that an f16 holds.
     pure cvt_f32_f16(half: reg16 u16) -> (value: reg32 f32) = "cvt.f32.f16 {value}, {half};";
-    /// A number as TF32 (10 bits of fraction), rounded to nearest, ties away from zero.
-    pure cvt_rna_tf32_f32(value: reg32 f32) -> (bits: reg32 u32) = "cvt.rna.tf32.f32 {bits}, {value};";
+    /// A number as TF32 (10 bits of fraction), rounded to nearest even. (Ties away from zero take three instructions.)
+    pure cvt_rn_tf32_f32(value: reg32 f32) -> (bits: reg32 u32) = "cvt.rn.tf32.f32 {bits}, {value};";
+
+    /// `a b + c`, all bits of the product: an address in one instruction.
+    pure mad_wide_u32(a: reg32 u32, b: reg32 u32, c: reg64 u64) -> (d: reg64 u64) = "mad.wide.u32 {d}, {a}, {b}, {c};";
 
     /// 2^x to 2^-22 relative; denormal numbers count as 0.
     pure ex2_approx_ftz_f32(x: reg32 f32) -> (y: reg32 f32) = "ex2.approx.ftz.f32 {y}, {x};";
@@ -36,6 +39,12 @@ instructions! {
     pure rcp_approx_ftz_f32(x: reg32 f32) -> (y: reg32 f32) = "rcp.approx.ftz.f32 {y}, {x};";
     /// Square root, to 2^-23 relative.
     pure sqrt_approx_f32(x: reg32 f32) -> (y: reg32 f32) = "sqrt.approx.f32 {y}, {x};";
+
+    /// Products of two pairs of bf16, each rounded to nearest even.
+    pure mul_rn_bf16x2(a: reg32 u32, b: reg32 u32) -> (product: reg32 u32) = "mul.rn.bf16x2 {product}, {a}, {b};";
+    /// `a b + c` of pairs of bf16, each rounded once, to nearest even.
+    pure fma_rn_bf16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> (sum: reg32 u32) =
+        "fma.rn.bf16x2 {sum}, {a}, {b}, {c};";
 }
 
 /// `a b + c`, rounded once. Not assembly: LLVM knows it, folds constants, and makes a select of a branch around it.

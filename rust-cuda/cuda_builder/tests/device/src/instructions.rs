@@ -154,7 +154,7 @@ pub unsafe fn global_memory(to: *mut u32, from: *const u32) {
 /// `arithmetic` and `math`.
 #[kernel(hot)]
 pub unsafe fn arithmetic(out: *mut f32, x: f32, y: f32) {
-    let pairs = [ptx::cvt_rn_bf16x2_f32(x, y), ptx::cvt_rn_f16x2_f32(x, y), ptx::cvt_rna_tf32_f32(x)];
+    let pairs = [ptx::cvt_rn_bf16x2_f32(x, y), ptx::cvt_rn_f16x2_f32(x, y), ptx::cvt_rn_tf32_f32(x)];
     let halves = [ptx::cvt_rn_bf16_f32(x), ptx::cvt_rn_f16_f32(y)];
     let mut sum = ptx::cvt_f32_f16(halves[1]) + ptx::fma_rn_f32(x, y, x) + ptx::ex2_approx_ftz_f32(x);
     sum +=
@@ -165,5 +165,7 @@ pub unsafe fn arithmetic(out: *mut f32, x: f32, y: f32) {
     unsafe {
         ptx::st_global_f32(out, sum);
         ptx::st_global_v4_u32(out.add(4) as *mut u32, pairs[0], pairs[1], pairs[2], halves[0] as u32);
+        let packed = ptx::fma_rn_bf16x2(pairs[0], pairs[1], ptx::mul_rn_bf16x2(pairs[0], pairs[2]));
+        ptx::st_global_u32(out.add(8) as *mut u32, packed);
     }
 }

@@ -33,11 +33,32 @@ pub fn cvt_f32_f16(half: u16) -> f32 {
     f16::from_bits(half).to_f32()
 }
 
-/// A number as TF32 (10 bits of fraction), rounded to nearest, ties away from zero.
+/// A number as TF32 (10 bits of fraction), rounded to nearest even.
 #[track_caller]
-pub fn cvt_rna_tf32_f32(value: f32) -> u32 {
-    let bits = settled("cvt.rna.tf32.f32", value).to_bits();
-    if value.is_finite() { bits.wrapping_add(0x1000) & !0x1fff } else { bits & !0x1fff }
+pub fn cvt_rn_tf32_f32(value: f32) -> u32 {
+    let bits = settled("cvt.rn.tf32.f32", value).to_bits();
+    if value.is_finite() { bits.wrapping_add(0xfff + (bits >> 13 & 1)) & !0x1fff } else { bits & !0x1fff }
+}
+
+/// `a b + c`, all bits of the product.
+pub fn mad_wide_u32(a: u32, b: u32, c: u64) -> u64 {
+    (u64::from(a) * u64::from(b)).wrapping_add(c)
+}
+
+/// Products of two pairs of bf16, each rounded to nearest even.
+pub fn mul_rn_bf16x2(a: u32, b: u32) -> u32 {
+    // -0 leaves every product as it is, with its sign.
+    fma_rn_bf16x2(a, b, 0x8000_8000)
+}
+
+/// `a b + c` of pairs of bf16, each rounded once, to nearest even.
+pub fn fma_rn_bf16x2(a: u32, b: u32, c: u32) -> u32 {
+    let of = |half: u32| {
+        let [a, b, c] = [a, b, c].map(|pair| bf16::from_bits((pair >> half) as u16).to_f64());
+        // The product is exact. Where the sum is not, it is further from a tie of bf16 than its own error.
+        u32::from(bf16::from_f64(a * b + c).to_bits()) << half
+    };
+    of(16) | of(0)
 }
 
 /// Denormal numbers as 0, with their sign.
