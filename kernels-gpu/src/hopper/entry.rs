@@ -7,7 +7,7 @@ use crate::gate::{Gdn, Kda};
 use crate::params::{FixParams, GradParams, PrepParams, ScanBackParams, ScanParams, StatesParams};
 
 entries! {
-    prep_kda_bf16_hopper = prep::prep::<Kda>, PrepParams, threads = 256, blocks_per_sm = 2;
+    prep_kda_bf16_hopper = prep::prep, PrepParams, threads = 256, blocks_per_sm = 2;
     prep_gdn_bf16_hopper = prep::scalar::prep, PrepParams, threads = 256, blocks_per_sm = 3;
     scan_push_bf16_hopper_1 = scan::scan_push::<1>, ScanParams, threads = 256, registers = 240;
     scan_push_bf16_hopper_2 = scan::scan_push::<2>, ScanParams, threads = 384, registers = 168;

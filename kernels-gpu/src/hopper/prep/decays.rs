@@ -4,48 +4,39 @@ use cuda_std::ptx;
 
 use super::operands::Rows;
 use super::*;
-use crate::hopper::gate::{bias, element, log2_softplus, slope};
+use crate::gate::Kda;
+use crate::hopper::gate::{bias, log2_softplus, slope};
 
 /// log2 of the decays of this thread's tokens and channels; 0 beyond the chunk.
 #[inline(always)]
-pub(super) unsafe fn log_decays<G: Gate>(p: &PrepParams, at: &Place, channel: usize) -> [[f32; 2]; 16] {
+pub(super) unsafe fn log_decays(p: &PrepParams, at: &Place, channel: usize) -> [[f32; 2]; 16] {
     let hv = p.tables.sizes.hv as usize;
     let first = 16 * at.s;
     let mut g = [[0f32; 2]; 16];
     let wide = p.g.dtype() == DtypeCode::F32;
     // SAFETY: rows of this chunk.
     unsafe {
-        if G::PER_CHANNEL {
-            let from = (at.token * hv + at.head) * CHANNELS + channel;
-            let rows = |bytes: usize| {
-                let stride = (hv * CHANNELS * bytes) as u32;
-                Rows { from: p.g.addr + (from * bytes) as u64, stride, len: at.len }
-            };
-            if wide {
-                let rows = rows(4);
-                repeat!(I in 16 => {
-                    let row = first + I as u32;
-                    let bits = ptx::ld_global_nc_v2_u32_if(rows.row(row), (row < at.len) as u32);
-                    g[I] = [f32::from_bits(bits[0]), f32::from_bits(bits[1])];
-                });
-            } else {
-                let g_pairs = rows(2).pairs(first);
-                repeat!(I in 16 => { g[I] = unpack(g_pairs[I]); });
-            }
-        } else {
+        let from = (at.token * hv + at.head) * CHANNELS + channel;
+        let rows = |bytes: usize| {
+            let stride = (hv * CHANNELS * bytes) as u32;
+            Rows { from: p.g.addr + (from * bytes) as u64, stride, len: at.len }
+        };
+        if wide {
+            let rows = rows(4);
             repeat!(I in 16 => {
                 let row = first + I as u32;
-                if row < at.len {
-                    let x = element(&p.g, (at.token + row as usize) * hv + at.head);
-                    g[I] = [x, x];
-                }
+                let bits = ptx::ld_global_nc_v2_u32_if(rows.row(row), (row < at.len) as u32);
+                g[I] = [f32::from_bits(bits[0]), f32::from_bits(bits[1])];
             });
+        } else {
+            let g_pairs = rows(2).pairs(first);
+            repeat!(I in 16 => { g[I] = unpack(g_pairs[I]); });
         }
         if p.gate_form == GateForm::Given as u32 {
             repeat!(I in 16 => { g[I] = [g[I][0] * LOG2_E, g[I][1] * LOG2_E]; });
             return g;
         }
-        let (a, bias) = (slope(p, at.head), bias::<G>(p, at.head, channel));
+        let (a, bias) = (slope(p, at.head), bias::<Kda>(p, at.head, channel));
         if p.gate_form == GateForm::Softplus as u32 {
             let of = |x: f32| -a * log2_softplus(x);
             repeat!(I in 16 => { g[I] = [of(g[I][0] + bias[0]), of(g[I][1] + bias[1])]; });

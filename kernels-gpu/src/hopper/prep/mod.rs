@@ -30,7 +30,6 @@ use super::{
     row_step, sums, unpack,
 };
 use crate::element::DtypeCode;
-use crate::gate::Gate;
 use crate::hopper::gate::LOG2_E;
 use crate::math::sigmoid;
 use crate::params::{Chunk, GateForm, PrepParams, StampKind};
@@ -93,7 +92,7 @@ struct Place {
 
 /// The grid: one block per chunk and value head, chunk by chunk.
 #[inline(always)]
-pub fn prep<G: Gate>(wg: &mut Warpgroup<'_>, p: &PrepParams) {
+pub fn prep(wg: &mut Warpgroup<'_>, p: &PrepParams) {
     let start = wg.clock();
     let (hv, block) = (p.tables.sizes.hv.max(1), wg.block() as u32);
     let (chunk, head) = ((block / hv) as usize, (block % hv) as usize);
@@ -107,7 +106,7 @@ pub fn prep<G: Gate>(wg: &mut Warpgroup<'_>, p: &PrepParams) {
     let at = Place { chunk, head, token: token as usize, len, s, half, c: 32 * half + thread % 32, thread, base };
     // SAFETY: the block's shared memory; barriers separate the phases; control flow is uniform in the warps.
     unsafe {
-        let kb = operands::<G>(p, &at);
+        let kb = operands(p, &at);
         thread::sync_threads();
         scores(&at, &kb);
         thread::sync_threads();

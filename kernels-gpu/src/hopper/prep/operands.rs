@@ -62,7 +62,7 @@ pub(super) fn in_row(at: &Place) -> [u32; 8] {
 /// Loads, norms, decays, and the operands of the scores; stores qg, kg and the decay of the chunk. Returns this thread's pairs of
 /// k exp G.
 #[inline(always)]
-pub(super) unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> [u32; 16] {
+pub(super) unsafe fn operands(p: &PrepParams, at: &Place) -> [u32; 16] {
     let sizes = &p.tables.sizes;
     let (h, hv) = (sizes.h as usize, sizes.hv as usize);
     let group = (sizes.hv / sizes.h.max(1)).max(1);
@@ -74,7 +74,7 @@ pub(super) unsafe fn operands<G: Gate>(p: &PrepParams, at: &Place) -> [u32; 16] 
     // SAFETY: rows of this chunk.
     let (q, k) = unsafe { (rows(p.q.addr).pairs(first), rows(p.k.addr).pairs(first)) };
     // SAFETY: as the functions say.
-    let g = unsafe { log_decays::<G>(p, at, channel) };
+    let g = unsafe { log_decays(p, at, channel) };
     if at.thread < 64 {
         let beta = if at.thread < at.len {
             // SAFETY: a row of this chunk.
