@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kernels_gpu::protocol::TrapRecord;
+use kernels_gpu::protocol::{Expired, TrapRecord};
 
 use super::cuts::Rows;
 use super::error::ExpiredWait;
@@ -29,18 +29,26 @@ pub(super) struct Launched {
     pub cuts: Option<Rows>,
 }
 
-/// The error of a wait that expired in a kernel of an operation with `hv` value heads; another PE's failure, if that was the
-/// reason.
-pub(super) fn check_trap<X: Executor>(exec: &X, pe: &Pe, hv: usize) -> Result<(), OpError> {
+/// The wait that expired in a kernel of an operation, if one did; another PE's failure as the error, if that was the reason.
+pub(super) fn expired<X: Executor>(exec: &X, pe: &Pe) -> Result<Option<Expired>, WorldError> {
     let trap = exec.trap();
     // A kernel that is writing the record stores SET last.
     if trap.state != TrapRecord::SET {
-        return Ok(());
+        return Ok(None);
     }
-    if let Some((rank, message)) = pe.failed_peer() {
-        return Err(WorldError::PeFailed { rank, message }.into());
+    match pe.failed_peer() {
+        Some((rank, message)) => Err(WorldError::PeFailed { rank, message }),
+        None => Ok(Some(trap.expired)),
     }
-    Err(OpError::Expired(ExpiredWait { expired: trap.expired, hv: hv as u32 }))
+}
+
+/// The error of a wait that expired in a kernel of an operation with `hv` value heads; another PE's failure, if that was the
+/// reason.
+pub(super) fn check_trap<X: Executor>(exec: &X, pe: &Pe, hv: usize) -> Result<(), OpError> {
+    match expired(exec, pe)? {
+        Some(expired) => Err(OpError::Expired(ExpiredWait { expired, hv: hv as u32 })),
+        None => Ok(()),
+    }
 }
 
 impl Launched {
