@@ -270,7 +270,9 @@ def convolutions_backward(
     upstream = [(_bare(dy), _bare(d_final)) for dy, d_final in zip(d_ys, d_final_states, strict=True)]
     d_xs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs]
     # The others are sums and states, in float32.
-    d_weights, d_biases, d_initial = ([x.new_empty(x.shape, dtype=torch.float32) for x in like] for like in (weights, biases, initial_states))
+    d_weights, d_biases, d_initial = (
+        [x.new_empty(x.shape, dtype=torch.float32) for x in like] for like in (weights, biases, initial_states)
+    )
     results = list(zip(d_xs, d_weights, d_biases or [None] * len(xs), d_initial or [None] * len(xs)))
     sums = _native.convolution_backward(_number(saved), calls, upstream, results, _stream(xs[0].device))
     for i, (weight, bias) in enumerate(sums):

@@ -6,131 +6,29 @@ mod recorder;
 
 use convolutions::Spec;
 use deltalink::error::InputError;
-use deltalink::exec::DeviceTensor;
 use deltalink::op::convolution::whole::{Share, UpstreamShare};
 use deltalink::op::convolution::{
-    ConvolutionConfig, ConvolutionGradients, ConvolutionGradientsOut, ConvolutionInput, ConvolutionOut,
-    ConvolutionOutput, ConvolutionUpstream, SavedConvolution, ShortConvolution, ShortConvolutionError,
+    ConvolutionConfig, ConvolutionGradients, ConvolutionGradientsOut, ConvolutionOutput, DeviceCall, DeviceConvolution,
+    SavedConvolution, ShortConvolution, ShortConvolutionError,
 };
 use deltalink::op::{OpError, Pending};
 use deltalink::plan::{Cuts, Plan};
-use deltalink::tensor::{Dtype, Location, Tensor, TensorView, TensorViewMut};
+use deltalink::tensor::{Dtype, Location, TensorViewMut};
 use deltalink::world::{Pe, WorldOptions, run_threads};
 use recorder::Recorder;
 
 type Op<'a> = ShortConvolution<'a, Recorder>;
 type Outcome<T = ()> = Result<T, ShortConvolutionError>;
 
-/// Tensors of one convolution on the device.
-struct Resident {
-    x: DeviceTensor<Recorder>,
-    weight: DeviceTensor<Recorder>,
-    bias: Option<DeviceTensor<Recorder>>,
-    initial: Option<DeviceTensor<Recorder>>,
-    dy: DeviceTensor<Recorder>,
-    d_final: Option<DeviceTensor<Recorder>>,
-    output: ConvolutionOutput<DeviceTensor<Recorder>>,
-    gradients: ConvolutionGradients<DeviceTensor<Recorder>>,
-}
-
-/// What calls on the host's tensors make of it.
+/// What calls on the host's tensors make of one convolution.
 type Want = (ConvolutionOutput, ConvolutionGradients);
-
-impl Resident {
-    fn new(
-        exec: &mut Recorder,
-        (input, upstream): (&ConvolutionInput<'_>, &ConvolutionUpstream<'_>),
-        (output, gradients): &Want,
-    ) -> Outcome<Self> {
-        let mut of = |x: Option<&TensorView<'_>>| x.map(|x| DeviceTensor::of(exec, x)).transpose();
-        let (bias, initial) = (of(input.bias.as_ref())?, of(input.initial_state.as_ref())?);
-        let d_final = of(upstream.d_final_state.as_ref())?;
-        let mut like = |x: &Tensor| DeviceTensor::new(exec, &x.shape, x.data.dtype());
-        let output = ConvolutionOutput {
-            y: like(&output.y)?,
-            final_state: output.final_state.as_ref().map(&mut like).transpose()?,
-        };
-        let gradients = ConvolutionGradients {
-            dx: like(&gradients.dx)?,
-            dweight: like(&gradients.dweight)?,
-            dbias: gradients.dbias.as_ref().map(&mut like).transpose()?,
-            d_initial_state: gradients.d_initial_state.as_ref().map(&mut like).transpose()?,
-        };
-        Ok(Self {
-            x: DeviceTensor::of(exec, &input.x)?,
-            weight: DeviceTensor::of(exec, &input.weight)?,
-            bias,
-            initial,
-            dy: DeviceTensor::of(exec, &upstream.dy)?,
-            d_final,
-            output,
-            gradients,
-        })
-    }
-
-    fn compare(&mut self, exec: &mut Recorder, (output, gradients): &Want, how: &str) -> Outcome {
-        let mut same = |found: &mut DeviceTensor<Recorder>, want: &Tensor, what: &str| -> Outcome {
-            assert_eq!(found.read(exec)?.data.bytes(), want.data.bytes(), "{what} of {how}");
-            // The next call must write it again.
-            Ok(found.spoil(exec)?)
-        };
-        same(&mut self.output.y, &output.y, "y")?;
-        same(&mut self.gradients.dx, &gradients.dx, "dx")?;
-        same(&mut self.gradients.dweight, &gradients.dweight, "dweight")?;
-        let optional = [
-            (&mut self.output.final_state, &output.final_state, "final_state"),
-            (&mut self.gradients.dbias, &gradients.dbias, "dbias"),
-            (&mut self.gradients.d_initial_state, &gradients.d_initial_state, "d_initial_state"),
-        ];
-        for (found, want, what) in optional {
-            assert_eq!(found.is_some(), want.is_some());
-            if let (Some(found), Some(want)) = (found, want) {
-                same(found, want, what)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn view(x: &DeviceTensor<Recorder>) -> TensorView<'_> {
-    x.view().expect("aligned")
-}
 
 /// Everything of a PE.
 struct Rank<'a> {
     spec: &'a Spec,
     plan: &'a Plan,
-    resident: Vec<Resident>,
+    resident: Vec<DeviceConvolution<Recorder>>,
     want: Vec<Want>,
-}
-
-/// Tensors of a call, borrowed from those of a PE.
-type Borrowed<'a> = (
-    Vec<ConvolutionInput<'a>>,
-    Vec<ConvolutionUpstream<'a>>,
-    Vec<ConvolutionOut<'a>>,
-    Vec<ConvolutionGradientsOut<'a>>,
-);
-
-fn borrow(resident: &mut [Resident]) -> Borrowed<'_> {
-    let mut all: Borrowed<'_> = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for one in resident {
-        let (bias, initial_state) = (one.bias.as_ref().map(view), one.initial.as_ref().map(view));
-        all.0.push(ConvolutionInput { x: view(&one.x), weight: view(&one.weight), bias, initial_state });
-        all.1.push(ConvolutionUpstream { dy: view(&one.dy), d_final_state: one.d_final.as_ref().map(view) });
-        let aligned = "aligned";
-        all.2.push(ConvolutionOutput {
-            y: one.output.y.view_mut().expect(aligned),
-            final_state: one.output.final_state.as_mut().map(|x| x.view_mut().expect(aligned)),
-        });
-        all.3.push(ConvolutionGradients {
-            dx: one.gradients.dx.view_mut().expect(aligned),
-            dweight: one.gradients.dweight.view_mut().expect(aligned),
-            dbias: one.gradients.dbias.as_mut().map(|x| x.view_mut().expect(aligned)),
-            d_initial_state: one.gradients.d_initial_state.as_mut().map(|x| x.view_mut().expect(aligned)),
-        });
-    }
-    all
 }
 
 impl<'a> Rank<'a> {
@@ -146,32 +44,38 @@ impl<'a> Rank<'a> {
         let backward = op.backward(plan, &inputs, spec.activation(), &saved, &upstream)?;
         op.release(saved);
         let want: Vec<_> = forward.outputs.into_iter().zip(backward.gradients).collect();
-        let device = |((input, upstream), want)| Resident::new(op.executor_mut(), (input, upstream), want);
-        let resident = inputs.iter().zip(&upstream).zip(&want).map(device).collect::<Outcome<_>>()?;
+        let device = |((input, upstream), (output, gradients))| {
+            DeviceConvolution::new(op.executor_mut(), (input, upstream), (output, gradients))
+        };
+        let pairs = want.iter().map(|(output, gradients): &Want| (output, gradients));
+        let resident = inputs.iter().zip(&upstream).zip(pairs).map(device).collect::<Result<_, _>>()?;
         Ok(Self { spec, plan, resident, want })
     }
 
     fn call(&mut self, op: &mut Op<'_>) -> Outcome {
         let (plan, silu) = (self.plan, self.spec.activation());
-        let (inputs, upstream, mut out, mut gradients) = borrow(&mut self.resident);
-        let (_, saved) = op.forward_saving_into(plan, &inputs, silu, &mut out)?;
-        op.backward_into(plan, &inputs, silu, &saved, &upstream, &mut gradients)?;
+        let mut on = DeviceConvolution::call(&mut self.resident)?;
+        let (_, saved) = op.forward_saving_into(plan, &on.inputs, silu, &mut on.outputs)?;
+        op.backward_into(plan, &on.inputs, silu, &saved, &on.upstream, &mut on.gradients)?;
         op.release(saved);
         Ok(())
     }
 
     fn enqueue(&mut self, op: &mut Op<'_>) -> Outcome<Pending<Recorder>> {
         let (plan, silu) = (self.plan, self.spec.activation());
-        let (inputs, upstream, mut out, mut gradients) = borrow(&mut self.resident);
-        let (_, saved) = op.enqueue_forward_saving(plan, &inputs, silu, &mut out)?;
-        let pending = op.enqueue_backward(plan, &inputs, silu, &saved, &upstream, &mut gradients)?;
+        let mut on = DeviceConvolution::call(&mut self.resident)?;
+        let (_, saved) = op.enqueue_forward_saving(plan, &on.inputs, silu, &mut on.outputs)?;
+        let pending = op.enqueue_backward(plan, &on.inputs, silu, &saved, &on.upstream, &mut on.gradients)?;
         op.release(saved);
         Ok(pending)
     }
 
     fn compare(&mut self, op: &mut Op<'_>, how: &str) -> Outcome {
-        let compare = |(one, want): (&mut Resident, &Want)| one.compare(op.executor_mut(), want, how);
-        self.resident.iter_mut().zip(&self.want).try_for_each(compare)
+        for (i, (one, (output, gradients))) in self.resident.iter_mut().zip(&self.want).enumerate() {
+            let different = one.take_difference(op.executor_mut(), (output, gradients))?;
+            assert_eq!(different, None, "{how}, convolution {i}");
+        }
+        Ok(())
     }
 }
 
@@ -301,17 +205,22 @@ fn forward_calls_that_do_not_save_are_those_that_do() {
     on_every_pe(&spec, &Cuts::at(vec![2, 38]), |_, op, rank| {
         let silu = spec.activation();
         for turn in 0..3 {
-            let (inputs, _, mut out, _) = borrow(&mut rank.resident);
+            let mut on = DeviceConvolution::call(&mut rank.resident)?;
+            let (_, saved) = op.forward_saving_into(rank.plan, &on.inputs, silu, &mut on.outputs)?;
+            op.backward_into(rank.plan, &on.inputs, silu, &saved, &on.upstream, &mut on.gradients)?;
+            op.release(saved);
+            // Outputs again, of other kernels' making.
+            for one in &mut on.outputs {
+                // SAFETY: the device is the host's memory, and no kernel runs.
+                unsafe { std::ptr::write_bytes(one.y.address() as *mut u8, 0xff, one.y.byte_len()) };
+            }
             if turn == 0 {
-                op.forward_into(rank.plan, &inputs, silu, &mut out)?;
+                op.forward_into(rank.plan, &on.inputs, silu, &mut on.outputs)?;
             } else {
-                let pending = op.enqueue_forward(rank.plan, &inputs, silu, &mut out)?;
+                let pending = op.enqueue_forward(rank.plan, &on.inputs, silu, &mut on.outputs)?;
                 op.wait(pending)?;
             }
-            for (one, (output, _)) in rank.resident.iter_mut().zip(&rank.want) {
-                assert_eq!(one.output.y.read(op.executor_mut())?.data.bytes(), output.y.data.bytes());
-                one.output.y.spoil(op.executor_mut())?;
-            }
+            rank.compare(op, "a call that does not save")?;
         }
         Ok(())
     });
@@ -333,8 +242,8 @@ fn what_only_a_first_call_makes_is_missing_in_a_capture() {
         let mut other = Rank::new(&mut fresh, &spec, &plan, pe.rank())?;
         refused(op, &mut other, "the agreement of all PEs on a call");
         // Memory for what is saved did not come back.
-        let (inputs, _, mut out, _) = borrow(&mut rank.resident);
-        let (_, held) = op.enqueue_forward_saving(rank.plan, &inputs, spec.activation(), &mut out)?;
+        let mut on = DeviceConvolution::call(&mut rank.resident)?;
+        let (_, held) = op.enqueue_forward_saving(rank.plan, &on.inputs, spec.activation(), &mut on.outputs)?;
         if held.bytes() > 0 {
             refused(op, rank, "memory that a step keeps");
         }
@@ -356,7 +265,8 @@ fn memory_that_does_not_fit_is_refused_by_name() {
     on_every_pe(&spec, &Cuts::equal(1), |pe, op, rank| {
         let silu = spec.activation();
         let input = |error: InputError| ShortConvolutionError::from(error);
-        let (inputs, upstream, mut out, mut gradients) = borrow(&mut rank.resident);
+        let on = DeviceConvolution::call(&mut rank.resident)?;
+        let DeviceCall { inputs, upstream, outputs: mut out, mut gradients } = on;
         let error = op.forward_into(rank.plan, &inputs, silu, &mut out[..1]).expect_err("refused");
         assert_eq!(error, ShortConvolutionError::Results { found: 1, want: 2 });
         // The first one's memory in place of the second one's.
@@ -413,9 +323,9 @@ fn a_halo_that_never_comes_shows_at_the_next_call_at_latest() {
         if pe.rank() == 0 {
             return Ok(());
         }
-        let (inputs, _, mut out, _) = borrow(&mut rank.resident);
-        drop(op.enqueue_forward(&plan, &inputs, spec.activation(), &mut out)?);
-        let error = op.forward_into(&plan, &inputs, spec.activation(), &mut out).expect_err("nobody sent");
+        let mut on = DeviceConvolution::call(&mut rank.resident)?;
+        drop(op.enqueue_forward(&plan, &on.inputs, spec.activation(), &mut on.outputs)?);
+        let error = op.forward_into(&plan, &on.inputs, spec.activation(), &mut on.outputs).expect_err("nobody sent");
         let first = error.to_string();
         assert!(first.contains("in convolve, halo of lane 0") && first.contains("epoch 2 from PE 0"), "{first}");
         let again = op.check_enqueued().expect_err("failed before");

@@ -38,6 +38,7 @@
 //! ```
 
 mod calls;
+mod device;
 mod error;
 #[cfg(feature = "cuda")]
 mod graph;
@@ -57,6 +58,7 @@ use std::sync::Arc;
 use kernels_gpu::protocol::ChannelLayout;
 
 pub use crate::reference::Activation;
+pub use device::{DeviceCall, DeviceConvolution};
 pub use error::{ExpiredHalo, ShortConvolutionError};
 pub use inputs::{ConvolutionInput, ConvolutionUpstream, MAX_CONVOLUTIONS, WIDTHS};
 pub use results::{
