@@ -67,15 +67,15 @@ impl Launched {
         vitals: &mut Vitals<X>,
         tables: usize,
     ) -> Result<Report, OpError> {
-        let stats = vitals.stats(exec)?;
+        let (stats, cuts) = vitals.left(exec, self.cuts.as_ref())?;
         let mut report = Report { tokens: self.tokens, exposed_wait: self.exchange, ..Report::default() };
         let times = exec.take_times()?;
         let kernels = self.kernels.iter().zip(times.launches).map(|(&kernel, time)| KernelTime { kernel, time });
         report.kernels = kernels.collect();
         report.device_time = times.span;
         report.count(&stats, exec.concurrency());
-        if let Some(rows) = &self.cuts {
-            vitals.cuts.read(exec, rows)?.count(&mut report.cut, rows);
+        if let Some((cuts, rows)) = cuts.zip(self.cuts.as_ref()) {
+            cuts.count(&mut report.cut, rows);
         }
         let total: Duration = report.kernels.iter().map(|k| k.time).sum();
         report.compute = (total + self.exchange).saturating_sub(report.exposed_wait + report.slot_wait);
