@@ -43,7 +43,7 @@ fn a_step_of_the_convolution_finds_its_tensors_in_the_table() {
         for (at, word) in words.iter_mut().enumerate() {
             // No two halves of words are alike, in any of the tensors.
             let at = (1000 * i + 2 * at) as u64;
-            *word = at + 1 | (at + 2) << 32;
+            *word = (at + 1) | ((at + 2) << 32);
         }
         bytemuck::cast::<_, ConvolutionTensors>(words)
     });
