@@ -6,6 +6,7 @@ mod recorder;
 
 use convolutions::Spec;
 use deltalink::error::InputError;
+use deltalink::exec::Waits;
 use deltalink::op::convolution::whole::{Share, UpstreamShare};
 use deltalink::op::convolution::{
     ConvolutionConfig, ConvolutionGradients, ConvolutionGradientsOut, ConvolutionOutput, DeviceCall, DeviceConvolution,
@@ -224,6 +225,26 @@ fn forward_calls_that_do_not_save_are_those_that_do() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn pes_that_share_a_device_wait_between_kernels_and_cannot_enqueue() {
+    for spec in specs() {
+        for cuts in all_cuts(spec.t) {
+            on_every_pe(&spec, &cuts, |pe, op, rank| {
+                op.executor_mut().waits = Waits::Host;
+                for _ in 0..3 {
+                    rank.call(op)?;
+                    rank.compare(op, "calls that wait on the host")?;
+                }
+                let enqueued = rank.enqueue(op).map(drop);
+                let alone = pe.size() == 1;
+                assert!(alone || matches!(enqueued, Err(ShortConvolutionError::Op(OpError::CannotEnqueue { .. }))));
+                assert!(!alone || enqueued.is_ok());
+                Ok(())
+            });
+        }
+    }
 }
 
 #[test]

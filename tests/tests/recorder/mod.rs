@@ -16,7 +16,7 @@ use kernels_gpu::protocol::TrapRecord;
 
 type Again = Box<dyn Fn(&mut Cpu, &(dyn Fn() -> bool + Sync)) -> Result<(), ExecError>>;
 
-/// Launches that were captured.
+/// Launches that were captured, and copies on the device.
 #[derive(Default)]
 pub struct Captured {
     launches: Vec<Again>,
@@ -39,12 +39,15 @@ pub struct Recorder {
     returned: Vec<CpuMemory>,
     /// Bytes that were brought to the device so far, and from it.
     pub moved: usize,
+    /// Where steps wait for other PEs.
+    pub waits: Waits,
 }
 
 impl Recorder {
     pub fn new(workers: usize) -> Result<Self, ExecError> {
         let (cpu, captured) = (Cpu::new(workers)?, None);
-        Ok(Self { cpu, captured, scratch: HashMap::new(), returned: Vec::new(), moved: 0 })
+        let waits = cpu.waits();
+        Ok(Self { cpu, captured, scratch: HashMap::new(), returned: Vec::new(), moved: 0, waits })
     }
 
     /// Captures what is launched from here on.
@@ -192,9 +195,13 @@ impl Executor for Recorder {
     }
 
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), ExecError> {
-        self.needs("a copy on the device")?;
-        // SAFETY: by contract.
-        unsafe { self.cpu.copy(to, from, bytes) }
+        let Some(captured) = &mut self.captured else {
+            // SAFETY: by contract.
+            return unsafe { self.cpu.copy(to, from, bytes) };
+        };
+        // SAFETY: by contract, which holds whenever it is done.
+        captured.launches.push(Box::new(move |cpu, _| unsafe { cpu.copy(to, from, bytes) }));
+        Ok(())
     }
 
     fn symmetric(&mut self, pe: &Pe, name: &str, bytes: usize) -> Result<SymmetricBytes, ExecError> {
@@ -219,7 +226,7 @@ impl Executor for Recorder {
     }
 
     fn waits(&self) -> Waits {
-        self.cpu.waits()
+        self.waits
     }
 
     fn peak_device_bytes(&self, pe: &Pe) -> usize {
