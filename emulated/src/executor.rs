@@ -6,13 +6,11 @@ use std::time::{Duration, Instant};
 
 use cuda_std::emulated::{Emulator, Fault, Launch as Blocks, Schedule};
 use deltalink::exec::cpu::{Cpu, CpuMemory, PoolError};
-use deltalink::exec::{
-    Body, ExecError, Executor, Grid, Image, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits,
-};
+use deltalink::exec::{Body, ExecError, Executor, Grid, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits};
 use deltalink::inputs::Op;
 use deltalink::tensor::{Dtype, Location, TensorView, TensorViewMut};
 use deltalink::world::Pe;
-use kernels_gpu::begin::{self, BeginParams};
+use kernels_gpu::begin;
 use kernels_gpu::element::DtypeCode;
 use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::{TrapRecord, Watch};
@@ -173,14 +171,6 @@ impl Executor for Emulated {
         self.cpu.scratch_bytes()
     }
 
-    fn put_image(&mut self, image: &Image) -> Result<u64, ExecError> {
-        self.cpu.put_image(image)
-    }
-
-    fn get_image(&mut self, image: &mut Image, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError> {
-        self.cpu.get_image(image, peer_failed)
-    }
-
     fn wait(&mut self, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError> {
         self.cpu.wait(peer_failed)
     }
@@ -201,11 +191,11 @@ impl Executor for Emulated {
         self.cpu.captures()
     }
 
-    fn begin(&mut self, params: &BeginParams) -> Result<(), ExecError> {
+    fn begin<K: Kernel>(&mut self, params: &K) -> Result<(), ExecError> {
         let blocks = (Grid::Blocks(begin::BLOCKS), begin::WARPGROUPS, begin::shared_bytes()).into();
         // It is the same for all operations and element types, and waits for nobody.
         let launch = Launch { op: Op::Kda, dtype: Dtype::F32, blocks, checker: None, peer_failed: &|| false };
-        self.run(BeginParams::NAME, &launch, params).map_err(|fault| as_fault(&fault))
+        self.run(&K::device_entry(Op::Kda, Dtype::F32), &launch, params).map_err(|fault| as_fault(&fault))
     }
 
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {

@@ -103,13 +103,14 @@ mod local {
     use crate::conformance::block::block_ops;
     use crate::conformance::decay::decay_ops;
     use crate::conformance::elements::element_ops;
-    use crate::convolution::{SumParams, sum_shares};
+    use crate::convolution::{ConvolveBeginParams, SumParams, convolve_begin as first_convolve, sum_shares};
     use crate::gate::{Gdn, Kda};
     use crate::params::{GradParams, PrepParams, ReduceParams, StatesParams};
     use crate::prep::prep;
 
     entries! {
         begin = first, BeginParams;
+        convolve_begin = first_convolve, ConvolveBeginParams;
         prep_kda_f32 = prep::<Kda, f32>, PrepParams;
         prep_kda_bf16 = prep::<Kda, bf16>, PrepParams;
         prep_kda_f16 = prep::<Kda, f16>, PrepParams;

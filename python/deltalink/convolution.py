@@ -38,7 +38,7 @@ def causal_conv1d(
     Returns:
         ``[B, T, D]`` in the type of x, and the final states or ``None``.
 
-    On GPUs tensors pass through the host's memory, which is slow.
+    Copies, streams and errors on GPUs are as for :func:`deltalink.kda`; a call serves any number of backward calls.
     """
     ys, states = short_convolutions(
         [x],

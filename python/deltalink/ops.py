@@ -26,9 +26,16 @@ def _here(device: torch.device, **tensors: Tensor | None) -> None:
             raise DeviceError(f"{name} is on {tensor.device}, the operation computes on {device}; move it there")
 
 
+_GPU_ALIGN = 16
+"""Bytes to which kernels on GPUs need tensors aligned; torch aligns whole tensors to more."""
+
+
 def _bare(tensor: Tensor | None) -> Tensor | None:
-    """The elements alone, in row-major order. A tensor that is not in that order is copied."""
-    return None if tensor is None else tensor.detach().contiguous()
+    """The elements alone, in row-major order. A tensor that is not in that order, or not aligned as its device needs it, is copied."""
+    if tensor is None:
+        return None
+    bare = tensor.detach().contiguous()
+    return bare.clone() if bare.is_cuda and bare.data_ptr() % _GPU_ALIGN else bare
 
 
 def _place(number: int, x: Tensor, cu_seqlens: Tensor | None):
@@ -221,29 +228,29 @@ def convolutions(
             _here(world.device, **{name: tensor})
     flags = (options["checked"], options["allow_nonfinite"], options["sum_parameters"])
     calls = _convolution_arguments(xs, weights, biases, initial_states)
-    outputs, saved = _native.convolution_forward(world._native, plan, calls, silu, output_final_state, *flags, save)
-    ys = [torch.from_dlpack(y).to(x.device) for (y, _), x in zip(outputs, xs)]
-    states = [torch.from_dlpack(state).to(world.device) for _, state in outputs if state is not None]
-    saved = torch.empty(0, dtype=torch.int64) if saved is None else torch.from_dlpack(saved)
-    return [*ys, *states, saved]
+    ys = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs]
+    rows = len(plan.ends(world.rank))
+    states = _convolution_states(rows, xs, weights) if output_final_state else []
+    results = list(zip(ys, states or [None] * len(xs)))
+    saved = _native.convolution_forward(world._native, plan, calls, results, silu, *flags, save, _stream(xs[0].device))
+    return [*ys, *states, torch.empty(0, dtype=torch.int64) if saved is None else torch.from_dlpack(saved)]
 
 
-def _host(tensor: Tensor | None) -> Tensor | None:
-    """The elements in the host's memory, where the short convolution takes them from."""
-    return None if tensor is None else _bare(tensor).cpu()
+def _convolution_states(rows, xs, weights) -> list[Tensor]:
+    """Memory for the states after ``rows`` sequences."""
+    return [x.new_empty((rows, x.shape[-1], max(w.shape[-1] - 1, 0))) for x, w in zip(xs, weights)]
 
 
 def _convolution_arguments(xs, weights, biases, initial_states):
     biases = list(biases) or [None] * len(xs)
     initial_states = list(initial_states) or [None] * len(xs)
-    return [tuple(_host(x) for x in call) for call in zip(xs, weights, biases, initial_states, strict=True)]
+    return [tuple(_bare(x) for x in call) for call in zip(xs, weights, biases, initial_states, strict=True)]
 
 
 @convolutions.register_fake
 def _(xs, weights, biases, initial_states, cu_seqlens, silu, output_final_state, save, cp):
     ys = [x.new_empty(x.shape) for x in xs]
-    rows = _rows_out(cp, xs[0], cu_seqlens)
-    states = [x.new_empty((rows, w.shape[0], w.shape[1] - 1)) for x, w in zip(xs, weights)] if output_final_state else []
+    states = _convolution_states(_rows_out(cp, xs[0], cu_seqlens), xs, weights) if output_final_state else []
     return [*ys, *states, torch.empty(1 if save else 0, dtype=torch.int64, device="cpu")]
 
 
@@ -259,14 +266,22 @@ def convolutions_backward(
 ) -> list[Tensor]:
     """Gradients of all x, all weights, and of biases and initial states where there are any."""
     calls = _convolution_arguments(xs, weights, biases, initial_states)
-    d_final_states = [_host(x) for x in d_final_states] or [None] * len(xs)
-    upstream = [(_host(dy), d_final) for dy, d_final in zip(d_ys, d_final_states, strict=True)]
-    gradients = _native.convolution_backward(_number(saved), calls, upstream)
-    columns = zip(*gradients)
-    found = []
-    for likes, column in zip((xs, weights, biases, initial_states), columns):
-        found += [torch.from_dlpack(gradient).to(like.device, like.dtype) for gradient, like in zip(column, likes)]
-    return found
+    d_final_states = list(d_final_states) or [None] * len(xs)
+    upstream = [(_bare(dy), _bare(d_final)) for dy, d_final in zip(d_ys, d_final_states, strict=True)]
+    d_xs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs]
+    # The others are sums and states, in float32.
+    d_weights, d_biases, d_initial = (
+        [x.new_empty(x.shape, dtype=torch.float32) for x in like] for like in (weights, biases, initial_states)
+    )
+    results = list(zip(d_xs, d_weights, d_biases or [None] * len(xs), d_initial or [None] * len(xs)))
+    sums = _native.convolution_backward(_number(saved), calls, upstream, results, _stream(xs[0].device))
+    for i, (weight, bias) in enumerate(sums):
+        if weight is not None:
+            d_weights[i] = torch.from_dlpack(weight).to(xs[0].device)
+        if bias is not None:
+            d_biases[i] = torch.from_dlpack(bias).to(xs[0].device)
+    found = [*d_xs, *d_weights, *d_biases, *d_initial]
+    return [x.to(like.dtype) for x, like in zip(found, (*xs, *weights, *biases, *initial_states), strict=True)]
 
 
 @convolutions_backward.register_fake

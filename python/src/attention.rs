@@ -293,12 +293,12 @@ pub fn attention_backward(
 }
 
 /// The sum of all PEs' shares, if this PE has one. Collective then.
-fn total(pe: &Pe, what: &str, share: Option<Tensor>) -> Result<Option<Tensor>, Failure> {
+pub fn total(pe: &Pe, what: &str, share: Option<Tensor>) -> Result<Option<Tensor>, Failure> {
     share.map(|share| sum_over_pes(pe, what, &share)).transpose()
 }
 
 /// The sum of all PEs' f32 tensors like `share`, in the order of the ranks: the same bits everywhere. Collective.
-pub fn sum_over_pes(pe: &Pe, what: &str, share: &Tensor) -> Result<Tensor, Failure> {
+fn sum_over_pes(pe: &Pe, what: &str, share: &Tensor) -> Result<Tensor, Failure> {
     let all = pe.all_gather(&format!("gradient of {what}"), share.data.bytes())?;
     let shares = all.iter().map(|bytes| {
         let values = bytes.chunks_exact(4).map(|x| f32::from_ne_bytes([x[0], x[1], x[2], x[3]]));

@@ -4,7 +4,10 @@ use deltalink::exec::cpu::Cpu;
 use deltalink::gradients::Upstream;
 use deltalink::heap::{HeapStats, Lent};
 use deltalink::inputs::Inputs;
-use deltalink::op::convolution::{ConvolutionConfig, ShortConvolution};
+use deltalink::op::convolution::{
+    Activation, ConvolutionConfig, ConvolutionGradientsOut, ConvolutionInput, ConvolutionOut, ConvolutionUpstream,
+    ShortConvolution, ShortConvolutionError,
+};
 use deltalink::op::{BackwardOut, Config, ContextParallel, ForwardOut, OpError};
 use deltalink::plan::Plan;
 use deltalink::world::Pe;
@@ -12,7 +15,7 @@ use deltalink::world::Pe;
 use crate::errors::Failure;
 #[cfg(feature = "cuda")]
 use crate::gpu::Gpu;
-use crate::operation::{Attention, SavedCall};
+use crate::operation::{Attention, Convolution, SavedCall};
 use crate::tensor::CurrentStream;
 
 /// Which device a world is to compute on.
@@ -43,9 +46,9 @@ pub enum AnyAttention<'pe> {
 
 /// A short convolution on either device.
 pub enum AnyConvolution<'pe> {
-    Cpu(ShortConvolution<'pe>),
+    Cpu(Convolution<'pe, Cpu>),
     #[cfg(feature = "cuda")]
-    Gpu(ShortConvolution<'pe, deltalink::exec::cuda::CudaExecutor>),
+    Gpu(Convolution<'pe, deltalink::exec::cuda::CudaExecutor>),
 }
 
 impl<'pe> Device<'pe> {
@@ -87,12 +90,13 @@ impl<'pe> Device<'pe> {
         match self {
             &Device::Cpu { pe, workers } => {
                 let own = ConvolutionConfig { workers, ..config.clone() };
-                Ok(AnyConvolution::Cpu(ShortConvolution::new(pe, own)?))
+                Ok(AnyConvolution::Cpu(Convolution::new(pe, ShortConvolution::new(pe, own)?)))
             }
             #[cfg(feature = "cuda")]
             Device::Gpu(gpu) => {
                 let executor = gpu.executor().map_err(OpError::from)?;
-                Ok(AnyConvolution::Gpu(ShortConvolution::on(gpu.pe(), config.clone(), executor)))
+                let operation = ShortConvolution::on(gpu.pe(), config.clone(), executor)?;
+                Ok(AnyConvolution::Gpu(Convolution::new(gpu.pe(), operation)))
             }
         }
     }
@@ -132,14 +136,14 @@ impl<'pe> Device<'pe> {
 
 /// `$body` with the operation in `$any`, whatever its device; on a GPU its work goes into `$stream`.
 macro_rules! on {
-    ($any:expr, $stream:expr, |$one:ident| $body:expr) => {
+    ($kind:ident: $any:expr, $stream:expr, |$one:ident| $body:expr) => {
         match $any {
-            AnyAttention::Cpu($one) => {
+            $kind::Cpu($one) => {
                 let CurrentStream(_) = $stream;
                 $body
             }
             #[cfg(feature = "cuda")]
-            AnyAttention::Gpu($one) => {
+            $kind::Gpu($one) => {
                 let CurrentStream(raw) = $stream;
                 // SAFETY: torch's current stream of this GPU, in its primary context; torch keeps its streams for the life of
                 // the process.
@@ -160,7 +164,7 @@ impl AnyAttention<'_> {
         out: &mut ForwardOut<'_>,
         save: bool,
     ) -> Result<Option<SavedCall>, OpError> {
-        on!(self, stream, |one| one.forward(plan, inputs, out, save))
+        on!(AnyAttention: self, stream, |one| one.forward(plan, inputs, out, save))
     }
 
     /// See [`Attention::backward`].
@@ -175,7 +179,7 @@ impl AnyAttention<'_> {
         out: &mut BackwardOut<'_>,
         complete: bool,
     ) -> Result<(), OpError> {
-        on!(self, stream, |one| one.backward(plan, inputs, call, upstream, out, complete))
+        on!(AnyAttention: self, stream, |one| one.backward(plan, inputs, call, upstream, out, complete))
     }
 
     /// See [`Attention::release`].
@@ -184,6 +188,42 @@ impl AnyAttention<'_> {
             AnyAttention::Cpu(one) => one.release(call),
             #[cfg(feature = "cuda")]
             AnyAttention::Gpu(one) => one.release(call),
+        }
+    }
+}
+
+impl AnyConvolution<'_> {
+    /// See [`Convolution::forward`].
+    pub fn forward(
+        &mut self,
+        stream: CurrentStream,
+        plan: &Plan,
+        inputs: (&[ConvolutionInput<'_>], Activation),
+        out: &mut [ConvolutionOut<'_>],
+        save: bool,
+    ) -> Result<Option<SavedCall>, ShortConvolutionError> {
+        on!(AnyConvolution: self, stream, |one| one.forward(plan, inputs, out, save))
+    }
+
+    /// See [`Convolution::backward`].
+    pub fn backward(
+        &mut self,
+        stream: CurrentStream,
+        plan: &Plan,
+        inputs: (&[ConvolutionInput<'_>], Activation),
+        call: u64,
+        upstream: (&[ConvolutionUpstream<'_>], &mut [ConvolutionGradientsOut<'_>]),
+        complete: bool,
+    ) -> Result<(), ShortConvolutionError> {
+        on!(AnyConvolution: self, stream, |one| one.backward(plan, inputs, call, upstream, complete))
+    }
+
+    /// See [`Convolution::release`].
+    pub fn release(&mut self, call: u64) {
+        match self {
+            AnyConvolution::Cpu(one) => one.release(call),
+            #[cfg(feature = "cuda")]
+            AnyConvolution::Gpu(one) => one.release(call),
         }
     }
 }

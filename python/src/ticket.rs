@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use deltalink::op::Config;
-use deltalink::op::convolution::{Activation, ConvolutionConfig, SavedConvolution};
+use deltalink::op::convolution::{Activation, ConvolutionConfig};
 use deltalink::plan::Plan;
 
 use crate::errors::Failure;
@@ -19,8 +19,8 @@ use crate::worker::Worker;
 pub enum Kept {
     /// An attention: kept beside the operation, by the number of its call, since a backward call uses it up.
     Attention { config: Config, call: u64 },
-    /// A convolution: kept here.
-    Convolution { config: ConvolutionConfig, activation: Activation, saved: SavedConvolution },
+    /// A convolution: kept beside the operation as well, in memory of its device.
+    Convolution { config: ConvolutionConfig, activation: Activation, call: u64 },
 }
 
 impl Kept {
@@ -82,10 +82,16 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         tickets().remove(&self.number);
-        if let Kept::Attention { config, call } = &self.kept {
-            let (config, call) = (config.clone(), *call);
-            // A closed world has dropped it already.
-            drop(self.worker.post(Box::new(move |desk| desk.release(&config, call))));
-        }
+        // A closed world has dropped it already.
+        drop(match &self.kept {
+            Kept::Attention { config, call } => {
+                let (config, call) = (config.clone(), *call);
+                self.worker.post(Box::new(move |desk| desk.release(&config, call)))
+            }
+            Kept::Convolution { config, call, .. } => {
+                let (config, call) = (config.clone(), *call);
+                self.worker.post(Box::new(move |desk| desk.release_convolution(&config, call)))
+            }
+        });
     }
 }

@@ -64,9 +64,16 @@ impl<'pe> Desk<'pe> {
         Ok(&mut self.convolutions[index].1)
     }
 
-    /// Drops what call number `call` saved; it may be gone.
+    /// Drops what call number `call` of the operation saved; it may be gone.
     pub fn release(&mut self, config: &Config, call: u64) {
         if let Some((_, operation)) = self.operations.iter_mut().find(|(options, _)| options == config) {
+            operation.release(call);
+        }
+    }
+
+    /// Drops what call number `call` of the short convolution saved; it may be gone.
+    pub fn release_convolution(&mut self, config: &ConvolutionConfig, call: u64) {
+        if let Some((_, operation)) = self.convolutions.iter_mut().find(|(options, _)| options == config) {
             operation.release(call);
         }
     }

@@ -1,7 +1,10 @@
 //! Kernels and tensors of the short convolution.
 
 use half::{bf16, f16};
-use kernels_gpu::convolution::{ConvolveBackParams, ConvolveParams, SumParams, convolve, convolve_back, sum_shares};
+use kernels_gpu::convolution::{
+    ConvolveBackParams, ConvolveBeginParams, ConvolveParams, SumParams, convolve, convolve_back, convolve_begin,
+    sum_shares,
+};
 use kernels_gpu::tile::Warpgroup;
 
 use super::Kernel;
@@ -18,14 +21,22 @@ pub enum ConvolutionSlot {
     InitialState,
     Y,
     FinalState,
-    /// Inputs from the PEs before this one, of all convolutions of the call.
-    Before,
     DY,
     DFinalState,
     DX,
     DInitialState,
     DWeight,
     DBias,
+}
+
+impl Kernel for ConvolveBeginParams {
+    const NAME: &'static str = "convolve_begin";
+    fn host_entry(_: Op, _: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
+        convolve_begin
+    }
+    fn device_entry(_: Op, _: Dtype) -> String {
+        Self::NAME.to_owned()
+    }
 }
 
 impl Kernel for ConvolveParams {
@@ -81,5 +92,5 @@ pub(super) fn sending_entries() -> Vec<String> {
 /// Names of the others.
 #[cfg(feature = "cuda")]
 pub(super) fn local_entries() -> Vec<String> {
-    vec![SumParams::device_entry(Op::Kda, Dtype::F32)]
+    [ConvolveBeginParams::device_entry, SumParams::device_entry].map(|name| name(Op::Kda, Dtype::F32)).to_vec()
 }

@@ -5,15 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kernels_gpu::begin::{self, BeginParams};
+use kernels_gpu::begin;
 use kernels_gpu::element::DtypeCode;
 use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::{TrapRecord, Watch};
 use kernels_gpu::tile::host::{BlockRunner, Fault, LaunchContext};
 
-use super::{
-    Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits,
-};
+use super::{Body, ExecError, Executor, Grid, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits};
 use crate::inputs::Op;
 use crate::tensor::{Dtype, Location, TensorView, TensorViewMut};
 use crate::world::Pe;
@@ -26,7 +24,6 @@ pub struct Cpu {
     scratch: HashMap<Scratch, Vec<u64>>,
     spare: Vec<CpuMemory>,
     given: Arc<Given>,
-    image: Vec<u64>,
     /// A [`Watch`], used by address only.
     _watch: CpuMemory,
     watch_at: u64,
@@ -105,7 +102,7 @@ impl Cpu {
             ),
         };
         let runners = (0..workers).map(|_| Mutex::new(BlockRunner::new())).collect();
-        let (scratch, spare, image, timed) = (HashMap::new(), Vec::new(), Vec::new(), Vec::new());
+        let (scratch, spare, timed) = (HashMap::new(), Vec::new(), Vec::new());
         let given = Arc::default();
         let mut watch = CpuMemory::new(size_of::<Watch>(), &given);
         let (watch_at, origin) = (watch.address(), Instant::now());
@@ -116,7 +113,6 @@ impl Cpu {
             scratch,
             spare,
             given,
-            image,
             _watch: watch,
             watch_at,
             begun: None,
@@ -252,23 +248,10 @@ impl Executor for Cpu {
 
     fn scratch_bytes(&self) -> usize {
         let spare: usize = self.spare.iter().map(CpuMemory::bytes).sum();
-        spare + 8 * (self.image.len() + self.scratch.values().map(Vec::len).sum::<usize>())
-    }
-
-    fn put_image(&mut self, image: &Image) -> Result<u64, ExecError> {
-        self.image = bytemuck::pod_collect_to_vec(image.bytes());
-        Ok(self.image.as_mut_ptr() as u64)
+        spare + 8 * self.scratch.values().map(Vec::len).sum::<usize>()
     }
 
     fn wait(&mut self, _: &dyn Fn() -> bool) -> Result<(), ExecError> {
-        Ok(())
-    }
-
-    fn get_image(&mut self, image: &mut Image, _: &dyn Fn() -> bool) -> Result<(), ExecError> {
-        // SAFETY: the vector lives and no launch runs; kernels wrote through the address that `put_image` gave, so the
-        // compiler must not assume that the vector still holds what it was made of.
-        let words = unsafe { std::slice::from_raw_parts(std::hint::black_box(self.image.as_ptr()), self.image.len()) };
-        image.bytes_mut().copy_from_slice(bytemuck::cast_slice(words));
         Ok(())
     }
 
@@ -293,7 +276,7 @@ impl Executor for Cpu {
         false
     }
 
-    fn begin(&mut self, params: &BeginParams) -> Result<(), ExecError> {
+    fn begin<K: Kernel>(&mut self, params: &K) -> Result<(), ExecError> {
         self.begun = Some(Instant::now());
         let blocks = (Grid::Blocks(begin::BLOCKS), begin::WARPGROUPS, begin::shared_bytes()).into();
         // It is the same for all operations and element types, and waits for nobody.
@@ -371,7 +354,7 @@ impl Executor for Cpu {
 
     fn peak_device_bytes(&self, pe: &Pe) -> usize {
         // Scratch only grows; spare memory is among what was given.
-        let scratch = self.scratch.values().map(Vec::len).sum::<usize>() + self.image.len();
+        let scratch = self.scratch.values().map(Vec::len).sum::<usize>();
         8 * scratch + self.given.peak.load(Ordering::Relaxed) + pe.heap().stats().peak
     }
 

@@ -16,7 +16,6 @@ mod tensors;
 use std::any::Any;
 use std::time::{Duration, Instant};
 
-use kernels_gpu::begin::BeginParams;
 use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::TrapRecord;
 use kernels_gpu::tile::host::Checker;
@@ -118,6 +117,8 @@ pub enum Scratch {
     ALogShares,
     /// Backward: each chunk's share of the gradient of dt_bias.
     DtBiasShares,
+    /// Short convolution, forward: inputs that came from the PEs before this one, where no backward step needs them.
+    ConvolutionBefore,
     /// Short convolution, backward: gradients that came from the PEs after this one.
     ConvolutionAfter,
     /// Short convolution, backward: shares of the gradients of weights and bias, of one convolution of the call.
@@ -254,14 +255,8 @@ pub trait Executor {
     /// [`ExecError`] if there is no memory for it.
     fn scratch(&mut self, which: Scratch, len: usize, dtype: Dtype) -> Result<Param, ExecError>;
 
-    /// Bytes of scratch memory, tables included.
+    /// Bytes of scratch memory.
     fn scratch_bytes(&self) -> usize;
-
-    /// Puts a step's tables and words where kernels reach them, and returns their address.
-    ///
-    /// # Errors
-    /// [`ExecError`] if there is no memory for it.
-    fn put_image(&mut self, image: &Image) -> Result<u64, ExecError>;
 
     /// Waits for all launches so far. While it waits it polls `peer_failed`, and tells waiting kernels to give up when another
     /// PE has failed.
@@ -269,12 +264,6 @@ pub trait Executor {
     /// # Errors
     /// [`ExecError`] if a launch failed.
     fn wait(&mut self, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError>;
-
-    /// [`Executor::wait`], then reads the words of the image back that kernels wrote.
-    ///
-    /// # Errors
-    /// [`ExecError`] if a launch failed.
-    fn get_image(&mut self, image: &mut Image, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError>;
 
     /// Address, for kernels, of the page that host and kernels share while kernels run ([`kernels_gpu::protocol::Watch`]). It is
     /// clear until something fails, and nothing clears it then.
@@ -294,11 +283,12 @@ pub trait Executor {
     /// Nothing can be allocated or brought to the device then.
     fn captures(&self) -> bool;
 
-    /// The first launch of a step, [`kernels_gpu::begin`]. It counts for [`Times::span`], not as one of [`Times::launches`].
+    /// The first launch of a step: [`kernels_gpu::begin`], or a kernel on the same grid that begins with it. It counts for
+    /// [`Times::span`], not as one of [`Times::launches`].
     ///
     /// # Errors
     /// As [`Executor::launch`].
-    fn begin(&mut self, params: &BeginParams) -> Result<(), ExecError>;
+    fn begin<K: Kernel>(&mut self, params: &K) -> Result<(), ExecError>;
 
     /// Launches a kernel.
     ///

@@ -12,19 +12,39 @@ use crate::plan::RankPlan;
 /// Words of 4 bytes of a note.
 pub(super) const CUT_WORDS: usize = size_of::<Cut>() / size_of::<f32>();
 
+/// Notes that lie in a block with what else an operation's kernels leave, so that they come to the host together: those of most
+/// steps. More have memory of their own.
+pub(super) const ROOM: usize = 512;
+
 /// Device memory for the table in which the latest step's kernels note their cuts.
 pub(super) struct CutTable<X: Executor> {
-    /// The last is in use; captured steps may still write those that were too small.
-    memory: Vec<X::Memory>,
-}
-
-impl<X: Executor> Default for CutTable<X> {
-    fn default() -> Self {
-        Self { memory: Vec::new() }
-    }
+    /// Has room for [`ROOM`] notes, after what else is in it.
+    shared: X::Memory,
+    /// Bytes before them.
+    before: usize,
+    /// Where that was too small, the last is in use; captured steps may still write those before.
+    own: Vec<X::Memory>,
 }
 
 impl<X: Executor> CutTable<X> {
+    /// A table in `shared`, from byte `before` on.
+    pub fn within(shared: X::Memory, before: usize) -> Self {
+        Self { shared, before, own: Vec::new() }
+    }
+
+    /// All of the block.
+    pub fn shared(&mut self) -> &mut X::Memory {
+        &mut self.shared
+    }
+
+    /// The memory of the latest step's table, and where in it that begins.
+    fn table(&mut self) -> (&mut X::Memory, usize) {
+        match self.own.last_mut() {
+            Some(memory) => (memory, 0),
+            None => (&mut self.shared, self.before),
+        }
+    }
+
     /// Where the notes of a step go, `entries` of them.
     ///
     /// # Errors
@@ -34,14 +54,15 @@ impl<X: Executor> CutTable<X> {
             return Ok(Array::empty());
         }
         let bytes = entries * size_of::<Cut>();
-        if self.memory.last().is_none_or(|memory| memory.bytes() < bytes) {
+        let fits = self.own.last().map_or(entries <= ROOM, |memory| memory.bytes() >= bytes);
+        if !fits {
             if exec.captures() {
                 return Err(ExecError::NotWarm { what: "the table of cuts" });
             }
-            self.memory.push(exec.keep(bytes.next_power_of_two())?);
+            self.own.push(exec.keep(bytes.next_power_of_two())?);
         }
-        let addr = self.memory.last_mut().map_or(0, KeptMemory::address);
-        Ok(Array { addr, len: entries as u64 })
+        let (memory, at) = self.table();
+        Ok(Array { addr: memory.address() + at as u64, len: entries as u64 })
     }
 
     /// The notes of the latest step, which had `rows`, after its launches.
@@ -49,26 +70,50 @@ impl<X: Executor> CutTable<X> {
     /// # Errors
     /// [`ExecError`] if a launch failed.
     pub fn read(&mut self, exec: &mut X, rows: &Rows) -> Result<Cuts, ExecError> {
-        let cuts = match self.memory.last_mut() {
-            Some(memory) => read(exec, memory, rows.entries())?,
-            None => Vec::new(),
-        };
-        Ok(Cuts { cuts, layout: rows.layout, hv: rows.hv })
+        let (memory, at) = self.table();
+        Ok(rows.cuts(read(exec, memory, at, rows.entries())?))
     }
 
-    /// Bytes that it takes.
+    /// [`read`](Self::read), and with it the first bytes of the block: in one go where the notes are there, too.
+    ///
+    /// # Errors
+    /// [`ExecError`] if a launch failed.
+    pub fn read_with(
+        &mut self,
+        exec: &mut X,
+        first: &mut [u8],
+        rows: Option<&Rows>,
+    ) -> Result<Option<Cuts>, ExecError> {
+        let Some(rows) = rows.filter(|rows| rows.entries() > 0 && self.own.is_empty()) else {
+            exec.read(&mut self.shared, 0, first)?;
+            return rows.map(|rows| self.read(exec, rows)).transpose();
+        };
+        let mut all = vec![0; self.before + rows.entries() * size_of::<Cut>()];
+        exec.read(&mut self.shared, 0, &mut all)?;
+        first.copy_from_slice(&all[..first.len()]);
+        Ok(Some(rows.cuts(bytemuck::pod_collect_to_vec(&all[self.before..]))))
+    }
+
+    /// Bytes that it takes, with all of the block.
     pub fn bytes(&self) -> usize {
-        self.memory.iter().map(KeptMemory::bytes).sum()
+        self.shared.bytes() + self.own.iter().map(KeptMemory::bytes).sum::<usize>()
     }
 }
 
-/// The first `entries` notes in `memory`, after all launches so far.
+/// `entries` notes in `memory` from byte `at` on, after all launches so far.
 ///
 /// # Errors
 /// [`ExecError`] if a launch failed.
-pub(super) fn read<X: Executor>(exec: &mut X, memory: &mut X::Memory, entries: usize) -> Result<Vec<Cut>, ExecError> {
+pub(super) fn read<X: Executor>(
+    exec: &mut X,
+    memory: &mut X::Memory,
+    at: usize,
+    entries: usize,
+) -> Result<Vec<Cut>, ExecError> {
     let mut cuts = vec![<Cut as Zeroable>::zeroed(); entries];
-    exec.read(memory, 0, bytemuck::cast_slice_mut(&mut cuts))?;
+    if entries > 0 {
+        exec.read(memory, at, bytemuck::cast_slice_mut(&mut cuts))?;
+    }
     Ok(cuts)
 }
 
@@ -96,6 +141,10 @@ impl Rows {
     /// Entries of the table.
     pub fn entries(&self) -> usize {
         self.rows() * self.layout.blocks() as usize
+    }
+
+    fn cuts(&self, cuts: Vec<Cut>) -> Cuts {
+        Cuts { cuts, layout: self.layout, hv: self.hv }
     }
 }
 
@@ -163,5 +212,45 @@ impl Cuts {
                 checker.excuse(&rows);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::cpu::Cpu;
+    use crate::plan::{Cuts as PlanCuts, Plan};
+
+    /// Rows of the second of two PEs with `hv` value heads.
+    fn rows(hv: usize) -> Rows {
+        let plan = Plan::batch(1, 100, &PlanCuts::equal(2)).unwrap();
+        let layout = ChannelLayout::new(2, hv as u32, 64, 64, 4).unwrap();
+        Rows::of(&plan.ranks[1], layout, hv, &Config::default())
+    }
+
+    #[test]
+    fn notes_come_with_what_lies_before_them_wherever_they_are() {
+        let mut exec = Cpu::new(1).unwrap();
+        let before = 32;
+        let mut shared = exec.keep(before + ROOM * size_of::<Cut>()).unwrap();
+        exec.write(&mut shared, 0, &[7; 32]).unwrap();
+        let mut table = CutTable::<Cpu>::within(shared, before);
+        // They fit, they do not, and then all go where more of them did.
+        for (hv, shares) in [(3, true), (ROOM, false), (3, false)] {
+            let rows = rows(hv);
+            let noted = table.place(&mut exec, rows.entries()).unwrap();
+            assert_eq!(noted.len as usize, rows.entries());
+            assert_eq!(noted.addr == table.shared().address() + before as u64, shares);
+            let last = noted.addr + (noted.len - 1) * size_of::<Cut>() as u64;
+            // SAFETY: the last entry of the table, which was just placed.
+            unsafe { (last as *mut Cut).write(Cut { dropped: hv as u32, ..Cut::default() }) };
+            let mut first = [0; 8];
+            let cuts = table.read_with(&mut exec, &mut first, Some(&rows)).unwrap().unwrap();
+            assert_eq!((first, cuts.cuts.len()), ([7; 8], rows.entries()));
+            assert_eq!(cuts.cuts.last().unwrap().dropped as usize, hv);
+        }
+        let mut first = [0; 4];
+        assert!(table.read_with(&mut exec, &mut first, None).unwrap().is_none());
+        assert_eq!(first, [7; 4]);
     }
 }

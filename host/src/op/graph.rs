@@ -19,10 +19,10 @@ use crate::exec::{ExecError, Executor};
 /// Calls of one operation that were captured together.
 #[derive(Debug)]
 pub struct CapturedSteps {
-    graph: Graph,
-    operation: u64,
-    steps: u64,
-    hv: usize,
+    pub(super) graph: Graph,
+    pub(super) operation: u64,
+    pub(super) steps: u64,
+    pub(super) hv: usize,
 }
 
 impl CapturedSteps {
@@ -35,6 +35,27 @@ impl CapturedSteps {
     pub fn counts(&self) -> (usize, usize) {
         let kernels = self.graph.nodes().iter().filter(|&&node| node == NodeKind::Kernel).count();
         (kernels, self.graph.nodes().len() - kernels)
+    }
+
+    /// What is known of a replay.
+    pub(super) fn launched(&self) -> Launched {
+        Launched {
+            title: "replay",
+            kernels: Vec::new(),
+            exchange: std::time::Duration::ZERO,
+            tokens: 0,
+            hv: self.hv,
+            on_host: false,
+            cuts: None,
+        }
+    }
+
+    /// Whether the operation of this number on PE `rank` captured them.
+    pub(super) fn check(&self, (rank, operation): (usize, u64)) -> Result<(), OpError> {
+        match self.operation == operation {
+            true => Ok(()),
+            false => Err(OpError::ForeignPending { rank, pending: self.operation, operation }),
+        }
     }
 }
 
@@ -69,9 +90,7 @@ impl ContextParallel<'_, CudaExecutor> {
     /// [`TensorView::from_raw`](crate::tensor::TensorView::from_raw), until the work has ended.
     pub unsafe fn replay(&mut self, captured: &CapturedSteps) -> Result<Pending<CudaExecutor>, OpError> {
         let rank = self.pe.rank();
-        if captured.operation != self.number {
-            return Err(OpError::ForeignPending { rank, pending: captured.operation, operation: self.number });
-        }
+        captured.check((rank, self.number))?;
         self.check_enqueueable()?;
         self.check_enqueued()?;
         let (direction, call) = (Direction::Forward, self.pe.latest_call(rank));
@@ -80,15 +99,6 @@ impl ContextParallel<'_, CudaExecutor> {
         let result = unsafe { self.exec.replay(&captured.graph) }.map_err(|error| ExecError::from(error).into());
         self.settled(result, direction, call)?;
         self.steps += captured.steps;
-        let launched = Launched {
-            title: "replay",
-            kernels: Vec::new(),
-            exchange: std::time::Duration::ZERO,
-            tokens: 0,
-            hv: captured.hv,
-            on_host: false,
-            cuts: None,
-        };
-        self.pending(launched, (direction, call), None)
+        self.pending(captured.launched(), (direction, call), None)
     }
 }

@@ -1,9 +1,9 @@
 //! Tables of steps on the device, made once and used by every step of the same form.
 //!
 //! What a step needs on the device besides tensors follows from its plan, its sizes and its options. It is brought there when a
-//! step of that form comes first, and is read only from then on. What changes from step to step lies elsewhere: tickets beside the
-//! tables, counts in the operation's [vitals](super::vitals), the epoch beside the channel's words; [`kernels_gpu::begin`] sets all
-//! of them on the device.
+//! step of that form comes first, and the host does not write it again. What changes from step to step lies elsewhere: tickets and
+//! other counters beside the tables, counts in the operation's [vitals](super::vitals), the epoch beside the channel's words;
+//! [`kernels_gpu::begin`] sets all of them on the device.
 
 use kernels_gpu::params::Array;
 use kernels_gpu::protocol::ChannelLayout;
@@ -18,7 +18,7 @@ const KEPT: usize = 8;
 /// Smallest block of memory for tables; others are powers of two, so that what one form leaves fits the next.
 const SMALLEST: usize = 4 << 10;
 
-/// What tables follow from, apart from what never changes in an operation.
+/// What tables of KDA and GDN follow from, apart from what never changes in an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Form {
     /// With the cuts, the whole plan.
@@ -35,26 +35,39 @@ impl Form {
     }
 }
 
-/// A list of work items, and the number of its ticket.
+/// Words that are zero when a step begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Words {
+    first: usize,
+    len: usize,
+}
+
+/// A list of work items, and its ticket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     items: Part,
-    ticket: usize,
+    ticket: Words,
 }
 
 /// A step's tables under construction.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
-    /// What is read only.
+    /// What is read only, and what a step's first kernel writes.
     pub image: Image,
-    tickets: usize,
+    words: usize,
 }
 
 impl Draft {
     /// Appends a list of work items and a ticket by which blocks take them.
     pub fn push_work<T: bytemuck::Pod>(&mut self, items: &[T]) -> Work {
-        self.tickets += 1;
-        Work { items: self.image.push(items), ticket: self.tickets - 1 }
+        Work { items: self.image.push(items), ticket: self.push_words(1) }
+    }
+
+    /// Appends words that every step counts from zero.
+    pub fn push_words(&mut self, len: usize) -> Words {
+        let first = self.words;
+        self.words += len;
+        Words { first, len }
     }
 }
 
@@ -63,21 +76,25 @@ impl Draft {
 pub(super) struct Placed {
     /// Address of the tables, for [`Part::at`].
     pub tables: u64,
-    /// All tickets.
+    /// All words that every step counts from zero, tickets above all.
     pub tickets: Array,
 }
 
 impl Placed {
     /// The items of `work`, and their ticket.
     pub fn work(&self, work: Work) -> (Array, Array) {
-        let ticket = Array { addr: self.tickets.addr + (work.ticket * size_of::<u64>()) as u64, len: 1 };
-        (work.items.at(self.tables), ticket)
+        (work.items.at(self.tables), self.words(work.ticket))
+    }
+
+    /// Of u64.
+    pub fn words(&self, words: Words) -> Array {
+        Array { addr: self.tickets.addr + (words.first * size_of::<u64>()) as u64, len: words.len as u64 }
     }
 }
 
 /// Tables of one form.
-struct Kept<X: Executor, P> {
-    form: Form,
+struct Kept<X: Executor, P, F> {
+    form: F,
     memory: X::Memory,
     placed: Placed,
     parts: P,
@@ -87,18 +104,18 @@ struct Kept<X: Executor, P> {
 }
 
 /// The tables of one direction, by form. `P` says where in them things are.
-pub(super) struct Images<X: Executor, P> {
-    kept: Vec<Kept<X, P>>,
+pub(super) struct Images<X: Executor, P, F = Form> {
+    kept: Vec<Kept<X, P, F>>,
     uses: u64,
 }
 
-impl<X: Executor, P> Default for Images<X, P> {
+impl<X: Executor, P, F> Default for Images<X, P, F> {
     fn default() -> Self {
         Self { kept: Vec::new(), uses: 0 }
     }
 }
 
-impl<X: Executor, P: Clone> Images<X, P> {
+impl<X: Executor, P: Clone, F: Clone + PartialEq> Images<X, P, F> {
     /// The tables of `form`, made by `draft` if they are not there.
     ///
     /// # Errors
@@ -106,7 +123,7 @@ impl<X: Executor, P: Clone> Images<X, P> {
     pub fn place(
         &mut self,
         exec: &mut X,
-        form: &Form,
+        form: &F,
         draft: impl FnOnce(&mut Draft) -> P,
     ) -> Result<(Placed, P), ExecError> {
         self.uses += 1;
@@ -121,11 +138,11 @@ impl<X: Executor, P: Clone> Images<X, P> {
         let mut new = Draft::default();
         let parts = draft(&mut new);
         let tables = new.image.bytes().len().next_multiple_of(16);
-        let bytes = tables + new.tickets * size_of::<u64>();
+        let bytes = tables + new.words * size_of::<u64>();
         let mut memory = self.memory(exec, bytes)?;
         exec.write(&mut memory, 0, new.image.bytes())?;
         let base = memory.address();
-        let tickets = Array { addr: base + tables as u64, len: new.tickets as u64 };
+        let tickets = Array { addr: base + tables as u64, len: new.words as u64 };
         let placed = Placed { tables: base, tickets };
         let kept = Kept { form: form.clone(), memory, placed, parts: parts.clone(), used: self.uses, captured: false };
         self.kept.push(kept);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kernels_gpu::protocol::TrapRecord;
+use kernels_gpu::protocol::{Expired, TrapRecord};
 
 use super::cuts::Rows;
 use super::error::ExpiredWait;
@@ -29,18 +29,26 @@ pub(super) struct Launched {
     pub cuts: Option<Rows>,
 }
 
-/// The error of a wait that expired in a kernel of an operation with `hv` value heads; another PE's failure, if that was the
-/// reason.
-pub(super) fn check_trap<X: Executor>(exec: &X, pe: &Pe, hv: usize) -> Result<(), OpError> {
+/// The wait that expired in a kernel of an operation, if one did; another PE's failure as the error, if that was the reason.
+pub(super) fn expired<X: Executor>(exec: &X, pe: &Pe) -> Result<Option<Expired>, WorldError> {
     let trap = exec.trap();
     // A kernel that is writing the record stores SET last.
     if trap.state != TrapRecord::SET {
-        return Ok(());
+        return Ok(None);
     }
-    if let Some((rank, message)) = pe.failed_peer() {
-        return Err(WorldError::PeFailed { rank, message }.into());
+    match pe.failed_peer() {
+        Some((rank, message)) => Err(WorldError::PeFailed { rank, message }),
+        None => Ok(Some(trap.expired)),
     }
-    Err(OpError::Expired(ExpiredWait { expired: trap.expired, hv: hv as u32 }))
+}
+
+/// The error of a wait that expired in a kernel of an operation with `hv` value heads; another PE's failure, if that was the
+/// reason.
+pub(super) fn check_trap<X: Executor>(exec: &X, pe: &Pe, hv: usize) -> Result<(), OpError> {
+    match expired(exec, pe)? {
+        Some(expired) => Err(OpError::Expired(ExpiredWait { expired, hv: hv as u32 })),
+        None => Ok(()),
+    }
 }
 
 impl Launched {
@@ -59,15 +67,15 @@ impl Launched {
         vitals: &mut Vitals<X>,
         tables: usize,
     ) -> Result<Report, OpError> {
-        let stats = vitals.stats(exec)?;
+        let (stats, cuts) = vitals.left(exec, self.cuts.as_ref())?;
         let mut report = Report { tokens: self.tokens, exposed_wait: self.exchange, ..Report::default() };
         let times = exec.take_times()?;
         let kernels = self.kernels.iter().zip(times.launches).map(|(&kernel, time)| KernelTime { kernel, time });
         report.kernels = kernels.collect();
         report.device_time = times.span;
         report.count(&stats, exec.concurrency());
-        if let Some(rows) = &self.cuts {
-            vitals.cuts.read(exec, rows)?.count(&mut report.cut, rows);
+        if let Some((cuts, rows)) = cuts.zip(self.cuts.as_ref()) {
+            cuts.count(&mut report.cut, rows);
         }
         let total: Duration = report.kernels.iter().map(|k| k.time).sum();
         report.compute = (total + self.exchange).saturating_sub(report.exposed_wait + report.slot_wait);

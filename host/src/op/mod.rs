@@ -147,7 +147,6 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
     /// # Errors
     /// [`OpError`] if an option is out of range.
     pub fn on(pe: &'pe Pe, config: Config, mut exec: X) -> Result<Self, OpError> {
-        static OPERATIONS: AtomicU64 = AtomicU64::new(0);
         if !matches!(config.chunk, 16 | 32 | 64) {
             return Err(crate::error::InputError::Chunk { found: config.chunk }.into());
         }
@@ -155,7 +154,7 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         if cut != 0.0 && !(LEAST_CUT_TOLERANCE..1.0).contains(&cut) {
             return Err(crate::error::InputError::CutTolerance { found: cut, least: LEAST_CUT_TOLERANCE }.into());
         }
-        let number = OPERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = next_operation();
         let vitals = Vitals::new(&mut exec, config.trace)?;
         Ok(Self {
             pe,
@@ -409,6 +408,12 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         }
         Ok(layout)
     }
+}
+
+/// The number of a new operation, of any kind: unique in this process.
+fn next_operation() -> u64 {
+    static OPERATIONS: AtomicU64 = AtomicU64::new(0);
+    OPERATIONS.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 impl Report {

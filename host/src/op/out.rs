@@ -101,7 +101,8 @@ pub(super) fn check_gradients(out: &BackwardOut<'_>, inputs: &Inputs<'_>) -> Res
     Ok(())
 }
 
-fn expect(
+/// Checks a result's presence, shape and type; `why` says what decides about its presence.
+pub(super) fn expect(
     name: &'static str,
     found: Option<&TensorViewMut<'_>>,
     want: Option<(&[usize], Dtype)>,

@@ -16,7 +16,7 @@ use crate::exec::{Executor, Waits};
 use crate::gradients::Upstream;
 use crate::inputs::Inputs;
 use crate::plan::Plan;
-use crate::world::WorldError;
+use crate::world::{Pe, WorldError};
 
 /// Polls without a pause before the host sleeps between two.
 const SPINS: u32 = 1000;
@@ -41,6 +41,49 @@ impl<X: Executor> std::fmt::Debug for Pending<X> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Pending").field("call", &self.call).field("direction", &self.direction).finish()
     }
+}
+
+impl<X: Executor> Pending<X> {
+    /// Behind its work, which an operation is asked for; not if that is another operation's, or was captured.
+    pub(super) fn end(&self, (rank, operation): (usize, u64)) -> Result<&X::Mark, OpError> {
+        if self.operation != operation {
+            return Err(OpError::ForeignPending { rank, pending: self.operation, operation });
+        }
+        self.end.as_ref().ok_or(OpError::Captured { rank })
+    }
+}
+
+/// Whether steps in `mode` can do without the host.
+pub(super) fn enqueueable<X: Executor>(exec: &X, pe: &Pe, mode: Mode) -> Result<(), OpError> {
+    let why = match (mode, exec.waits()) {
+        (Mode::Bulk, _) => "in bulk mode the host exchanges summaries between the kernels",
+        (_, Waits::Host) if pe.size() > 1 => {
+            "PEs that share a device wait for each other on the host between the kernels"
+        }
+        _ => {
+            // Its messages would be waited for in vain.
+            return match pe.failed_peer() {
+                Some((rank, message)) => Err(WorldError::PeFailed { rank, message }.into()),
+                None => Ok(()),
+            };
+        }
+    };
+    Err(OpError::CannotEnqueue { why })
+}
+
+/// Asks until `ended` says yes, without a pause at first.
+pub(super) fn until<E>(mut ended: impl FnMut() -> Result<bool, E>) -> Result<(), E> {
+    let mut polls = 0;
+    while !ended()? {
+        match polls {
+            SPINS => std::thread::sleep(PAUSE),
+            _ => {
+                polls += 1;
+                std::thread::yield_now();
+            }
+        }
+    }
+    Ok(())
 }
 
 impl<X: Executor> ContextParallel<'_, X> {
@@ -118,20 +161,7 @@ impl<X: Executor> ContextParallel<'_, X> {
 
     /// Whether steps can do without the host.
     pub(super) fn check_enqueueable(&self) -> Result<(), OpError> {
-        let why = match (self.config.mode, self.exec.waits()) {
-            (Mode::Bulk, _) => "in bulk mode the host exchanges summaries between the kernels",
-            (_, Waits::Host) if self.pe.size() > 1 => {
-                "PEs that share a device wait for each other on the host between the kernels"
-            }
-            _ => {
-                // Its messages would be waited for in vain.
-                return match self.pe.failed_peer() {
-                    Some((rank, message)) => Err(WorldError::PeFailed { rank, message }.into()),
-                    None => Ok(()),
-                };
-            }
-        };
-        Err(OpError::CannotEnqueue { why })
+        enqueueable(&self.exec, self.pe, self.config.mode)
     }
 
     pub(super) fn pending(
@@ -166,11 +196,7 @@ impl<X: Executor> ContextParallel<'_, X> {
     /// [`OpError`] if it has not ended well, or never will because it was captured ([`OpError::Captured`]). The operation is of
     /// no further use then, but after [`OpError::Captured`] and [`OpError::ForeignPending`].
     pub fn poll(&mut self, pending: &Pending<X>) -> Result<bool, OpError> {
-        let rank = self.pe.rank();
-        if pending.operation != self.number {
-            return Err(OpError::ForeignPending { rank, pending: pending.operation, operation: self.number });
-        }
-        let Some(end) = &pending.end else { return Err(OpError::Captured { rank }) };
+        let end = pending.end((self.pe.rank(), self.number))?;
         self.usable()?;
         if self.pe.failed_peer().is_some() {
             // What the kernels wait for may never come.
@@ -194,16 +220,7 @@ impl<X: Executor> ContextParallel<'_, X> {
     /// # Errors
     /// As [`poll`](Self::poll).
     pub fn wait(&mut self, pending: Pending<X>) -> Result<Report, OpError> {
-        let mut polls = 0;
-        while !self.poll(&pending)? {
-            match polls {
-                SPINS => std::thread::sleep(PAUSE),
-                _ => {
-                    polls += 1;
-                    std::thread::yield_now();
-                }
-            }
-        }
+        until(|| self.poll(&pending))?;
         if pending.step < self.steps {
             return Ok(Report { tokens: pending.launched.tokens, waits: self.exec.waits(), ..Report::default() });
         }

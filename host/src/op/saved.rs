@@ -130,7 +130,7 @@ impl<X: Executor> SavedMemory<X> {
 
     /// Which blocks of M are empty, by receiving row of the forward step, after all launches so far: bit i for the i-th.
     pub fn empty(&mut self, exec: &mut X, layout: &ChannelLayout) -> Result<Vec<u32>, ExecError> {
-        let cuts = cuts::read(exec, &mut self.cuts.memory, self.cuts.len / CUT_WORDS)?;
+        let cuts = cuts::read(exec, &mut self.cuts.memory, 0, self.cuts.len / CUT_WORDS)?;
         Ok(cuts::empty(&cuts, layout))
     }
 

@@ -88,6 +88,38 @@ impl ChannelParts {
             ways: image.push(channel.map_or(&[][..], Channel::ways)),
         }
     }
+
+    /// The side of `pe`, for kernels of a step that leave what the host is to know at `vitals`.
+    pub fn at<X: Executor>(
+        &self,
+        exec: &X,
+        pe: &Pe,
+        (placed, layout): (Placed, ChannelLayout),
+        vitals: VitalSigns,
+        (channel, mode): (Option<&Channel>, StepMode),
+    ) -> params::Channel {
+        let watch = params::Array { addr: exec.watch(), len: (size_of::<Watch>() / size_of::<u64>()) as u64 };
+        params::Channel {
+            layout,
+            pad: 0,
+            payload: self.payload.at(placed.tables),
+            words: self.words.at(placed.tables),
+            ways: self.ways.at(placed.tables),
+            trap: vitals.trap(),
+            watch,
+            stats: vitals.stats(),
+            epoch: channel.map_or_else(|| vitals.no_epoch(), Channel::epoch_word),
+            timeout_ns: pe.timeout().as_nanos() as u64,
+            pe: pe.rank() as u32,
+            mode: mode as u32,
+        }
+    }
+}
+
+/// What a step's first kernel sets: tickets and counts to zero, and the epoch of the channel to the next one.
+pub(super) fn beginning(placed: Placed, vitals: VitalSigns, channel: Option<&Channel>) -> BeginParams {
+    let epoch = channel.map_or_else(params::Array::empty, Channel::epoch_word);
+    BeginParams { tickets: placed.tickets, counts: vitals.counts(), epoch }
 }
 
 /// What is the same for a step's launches.
@@ -96,12 +128,22 @@ pub(super) struct Common<'a> {
     dtype: Dtype,
     checker: Option<&'a Checker>,
     peer_failed: &'a (dyn Fn() -> bool + Sync),
-    launched: Vec<&'static str>,
+    /// The kernels so far, in order.
+    pub launched: Vec<&'static str>,
 }
 
 impl<'a> Common<'a> {
     pub fn new(inputs: &Inputs<'_>, checker: Option<&'a Checker>, peer_failed: &'a (dyn Fn() -> bool + Sync)) -> Self {
-        Self { op: inputs.op, dtype: inputs.dtype(), checker, peer_failed, launched: Vec::new() }
+        Self::of((inputs.op, inputs.dtype()), checker, peer_failed)
+    }
+
+    /// For kernels of this operation and element type.
+    pub fn of(
+        (op, dtype): (Op, Dtype),
+        checker: Option<&'a Checker>,
+        peer_failed: &'a (dyn Fn() -> bool + Sync),
+    ) -> Self {
+        Self { op, dtype, checker, peer_failed, launched: Vec::new() }
     }
 
     pub fn launch<X: Executor, K: Kernel>(
@@ -117,11 +159,18 @@ impl<'a> Common<'a> {
 
     /// Checked mode, in which launches end before they return: whether all that had to be written was.
     pub fn finish<X: Executor>(&self, exec: &X, step: &Step<'_>) -> Result<(), OpError> {
-        if let Some(checker) = self.checker {
+        if self.checker.is_some() {
             step.check_trap(exec)?;
-            checker.finish(&self.launched.join(", ")).map_err(ExecError::from)?;
         }
-        Ok(())
+        Ok(self.check_written()?)
+    }
+
+    /// [`finish`](Self::finish) of a step in which no wait has expired.
+    pub fn check_written(&self) -> Result<(), ExecError> {
+        match self.checker {
+            Some(checker) => Ok(checker.finish(&self.launched.join(", "))?),
+            None => Ok(()),
+        }
     }
 }
 
@@ -199,32 +248,17 @@ impl Step<'_> {
         placed: Placed,
         channel: Option<&Channel>,
     ) -> params::Channel {
-        let watch = params::Array { addr: exec.watch(), len: (size_of::<Watch>() / size_of::<u64>()) as u64 };
-        params::Channel {
-            layout: self.layout,
-            pad: 0,
-            payload: parts.payload.at(placed.tables),
-            words: parts.words.at(placed.tables),
-            ways: parts.ways.at(placed.tables),
-            trap: self.vitals.trap(),
-            watch,
-            stats: self.vitals.stats(),
-            epoch: channel.map_or_else(|| self.vitals.no_epoch(), Channel::epoch_word),
-            timeout_ns: self.pe.timeout().as_nanos() as u64,
-            pe: self.pe.rank() as u32,
-            mode: match self.config.mode {
-                Mode::Overlap => StepMode::Overlap,
-                Mode::Bulk => StepMode::Bulk,
-                Mode::Exact => StepMode::Exact,
-            } as u32,
-        }
+        let mode = match self.config.mode {
+            Mode::Overlap => StepMode::Overlap,
+            Mode::Bulk => StepMode::Bulk,
+            Mode::Exact => StepMode::Exact,
+        };
+        parts.at(exec, self.pe, (placed, self.layout), self.vitals, (channel, mode))
     }
 
     /// The first launch: tickets and counts from zero, and the next epoch of the channel.
     pub fn begin<X: Executor>(&self, exec: &mut X, placed: Placed, channel: Option<&Channel>) -> Result<(), ExecError> {
-        let none = params::Array { addr: 0, len: 0 };
-        let epoch = channel.map_or(none, Channel::epoch_word);
-        exec.begin(&BeginParams { tickets: placed.tickets, counts: self.vitals.counts(), epoch })
+        exec.begin(&beginning(placed, self.vitals, channel))
     }
 
     pub fn prep_params<X: Executor>(

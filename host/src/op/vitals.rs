@@ -3,21 +3,22 @@
 //! One block of device memory for all steps of the operation, forward and backward. Counts are those of the latest step. A trap
 //! stays: after it no step of the operation goes on, and no later one waits for the first one's missing message as well.
 
-use kernels_gpu::params::{Array, Stamp, StepStats, TraceBuffer};
+use kernels_gpu::params::{Array, Cut, Stamp, StepStats, TraceBuffer};
 use kernels_gpu::protocol::TrapRecord;
 
-use super::cuts::CutTable;
+use super::cuts::{CutTable, Cuts, ROOM, Rows};
 use crate::exec::{ExecError, Executor, KeptMemory};
 
 /// Stamps that a traced step has room for.
 const STAMPS: usize = 1 << 16;
 
-/// Words before the stamps: counts, the cursor of the stamps, an epoch for steps that have no channel, the trap.
+/// Words before the stamps: counts, the cursor of the stamps, an epoch for steps that have no channel, the trap, notes of cuts.
 const COUNTS: usize = size_of::<StepStats>() / size_of::<u64>();
 const CURSOR: usize = COUNTS;
 const NO_EPOCH: usize = CURSOR + 1;
 const TRAP: usize = NO_EPOCH + 1;
-const STAMPS_AT: usize = (TRAP + size_of::<TrapRecord>() / size_of::<u64>()).next_multiple_of(2);
+const NOTES_AT: usize = (TRAP + size_of::<TrapRecord>() / size_of::<u64>()).next_multiple_of(2);
+const STAMPS_AT: usize = NOTES_AT + (ROOM * size_of::<Cut>() / size_of::<u64>()).next_multiple_of(2);
 
 /// Where they lie, for kernels.
 #[derive(Clone, Copy, Debug)]
@@ -63,9 +64,8 @@ impl VitalSigns {
 
 /// The memory.
 pub(super) struct Vitals<X: Executor> {
-    memory: X::Memory,
     traced: bool,
-    /// Of the latest forward step.
+    /// Of the latest forward step; the memory is its [`CutTable::shared`].
     pub cuts: CutTable<X>,
 }
 
@@ -75,32 +75,33 @@ impl<X: Executor> Vitals<X> {
         let stamps = if traced { STAMPS * size_of::<Stamp>() } else { 0 };
         let mut memory = exec.keep(STAMPS_AT * size_of::<u64>() + stamps)?;
         exec.write(&mut memory, 0, &[0; STAMPS_AT * size_of::<u64>()])?;
-        Ok(Self { memory, traced, cuts: CutTable::default() })
+        Ok(Self { traced, cuts: CutTable::within(memory, NOTES_AT * size_of::<u64>()) })
     }
 
     pub fn signs(&mut self) -> VitalSigns {
-        VitalSigns { base: self.memory.address(), traced: self.traced }
+        VitalSigns { base: self.cuts.shared().address(), traced: self.traced }
     }
 
     /// Bytes that they take.
     pub fn bytes(&self) -> usize {
-        self.memory.bytes() + self.cuts.bytes()
+        self.cuts.bytes()
     }
 
-    /// What the latest step counted, after its launches.
-    pub fn stats(&mut self, exec: &mut X) -> Result<StepStats, ExecError> {
+    /// What the latest step counted, and what it noted of cuts if it had `rows`, after its launches.
+    pub fn left(&mut self, exec: &mut X, rows: Option<&Rows>) -> Result<(StepStats, Option<Cuts>), ExecError> {
         let mut words = [0_u64; COUNTS];
-        exec.read(&mut self.memory, 0, bytemuck::cast_slice_mut(&mut words))?;
-        Ok(bytemuck::cast_slice(&words)[0])
+        let cuts = self.cuts.read_with(exec, bytemuck::cast_slice_mut(&mut words), rows)?;
+        Ok((bytemuck::cast_slice(&words)[0], cuts))
     }
 
     /// The stamps of the latest step, and how many it asked for, after its launches.
     pub fn stamps(&mut self, exec: &mut X) -> Result<(Vec<Stamp>, u64), ExecError> {
         let mut asked = [0_u64];
-        exec.read(&mut self.memory, CURSOR * size_of::<u64>(), bytemuck::cast_slice_mut(&mut asked))?;
+        let memory = self.cuts.shared();
+        exec.read(memory, CURSOR * size_of::<u64>(), bytemuck::cast_slice_mut(&mut asked))?;
         let count = if self.traced { STAMPS.min(asked[0] as usize) } else { 0 };
         let mut stamps = vec![<Stamp as bytemuck::Zeroable>::zeroed(); count];
-        exec.read(&mut self.memory, STAMPS_AT * size_of::<u64>(), bytemuck::cast_slice_mut(&mut stamps))?;
+        exec.read(memory, STAMPS_AT * size_of::<u64>(), bytemuck::cast_slice_mut(&mut stamps))?;
         Ok((stamps, asked[0]))
     }
 }
@@ -123,7 +124,7 @@ mod tests {
             assert!(signs.trap().addr + size_of::<TrapRecord>() as u64 <= trace.stamps.addr);
             let end = trace.stamps.addr + trace.stamps.len * size_of::<Stamp>() as u64;
             assert_eq!(end, signs.stats().addr + vitals.bytes() as u64);
-            assert_eq!(vitals.stats(&mut exec).unwrap(), StepStats::default());
+            assert_eq!(vitals.left(&mut exec, None).unwrap().0, StepStats::default());
             assert!(vitals.stamps(&mut exec).unwrap().0.is_empty());
         }
     }

@@ -20,15 +20,19 @@
 //! the token W-1 places before it.
 //!
 //! # Order of the work
+//! [`convolve_begin`] comes first: tickets and counts from zero, the next epoch, and which tensors the call has.
+//!
 //! Items are taken by ticket: first those that send, each a block of channels of a message, then all tokens that need nothing
 //! from other PEs, and last those next to a cut, which wait. Backward a PE has all that it sends: the inputs before its
 //! segments were kept by the forward step.
 
 mod backward;
+mod begin;
 mod forward;
 mod params;
 
 pub use backward::{convolve_back, sum_shares};
+pub use begin::{ConvolveBeginParams, convolve_begin};
 pub use forward::convolve;
 pub use params::{
     ConvolutionItem, ConvolutionMessage, ConvolutionSegment, ConvolutionSource, ConvolutionTables, ConvolutionTensors,
@@ -39,6 +43,9 @@ use crate::comm::Port;
 use crate::element::{DtypeCode, Element};
 use crate::params::{Matrix, NONE, Tensor};
 use crate::tile::{ConvolutionRun, RESERVED_BYTES, Warpgroup};
+
+/// Most convolutions of a call.
+pub const MAX_CONVOLUTIONS: usize = 3;
 
 /// Warpgroups in a block of each of the kernels.
 pub const WARPGROUPS: usize = 1;

@@ -141,7 +141,7 @@ pub struct ConvolutionItem {
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct ConvolutionTables {
-    /// Of [`ConvolutionTensors`].
+    /// Of [`ConvolutionTensors`]: those of the call, as the step's first kernel has written them.
     pub tensors: Array,
     /// Of [`ConvolutionSegment`].
     pub segments: Array,

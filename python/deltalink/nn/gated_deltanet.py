@@ -65,24 +65,6 @@ class GatedDeltaNet(DeltaRuleLayer):
         self.o_proj = nn.Linear(self.value_dim, hidden_size, bias=False)
 
     def _run(self, x: Tensor, state: LayerState | None, keep: bool, cu_seqlens, cp) -> tuple[Tensor, LayerState | None]:
-        (q, k, v), convolution = self._qkv(x, state, keep, cu_seqlens, cp)
-        o, recurrent = self.rule(
-            self._heads(q, self.head_k_dim),
-            self._heads(k, self.head_k_dim),
-            self._heads(v, self.head_v_dim),
-            self.a_proj(x),
-            self.b_proj(x),
-            A_log=self.A_log,
-            dt_bias=self.dt_bias,
-            initial_state=None if state is None else state.recurrent,
-            output_final_state=keep,
-            use_qk_l2norm_in_kernel=True,
-            use_gate_in_kernel=True,
-            use_beta_sigmoid_in_kernel=True,
-            allow_neg_eigval=self.allow_neg_eigval,
-            state_v_first=True,
-            cu_seqlens=cu_seqlens,
-            cp=cp,
-        )
+        o, state = self._delta_rule(x, self.a_proj(x), self.b_proj(x), state, keep, cu_seqlens, cp)
         o = self.o_norm(o, self._heads(self.g_proj(x), self.head_v_dim)) if self.use_gate else self.o_norm(o)
-        return self.o_proj(o.flatten(-2)), LayerState(convolution, recurrent) if keep else None
+        return self.o_proj(o.flatten(-2)), state

@@ -29,7 +29,7 @@ def inverse_softplus_of_steps(size: int) -> Tensor:
 
 
 class DeltaRuleLayer(nn.Module):
-    """A layer around a delta rule. Subclasses add gates, and compute in :meth:`_run`."""
+    """A layer around a delta rule. Subclasses have the ``rule`` and add gates, and compute in :meth:`_run`."""
 
     convolve = staticmethod(short_convolutions)
     """The short convolutions of q, k and v; another implementation can take its place, to compare."""
@@ -88,6 +88,32 @@ class DeltaRuleLayer(nn.Module):
             cp=cp,
         )
         return outputs, None if states is None else tuple(states)
+
+    def _delta_rule(
+        self, x: Tensor, g: Tensor, beta: Tensor, state: LayerState | None, keep: bool, cu_seqlens, cp, **gate
+    ) -> tuple[Tensor, LayerState | None]:
+        """Outputs of the rule before their norm, and the state after these tokens; ``gate`` is what only this rule's gate has."""
+        (q, k, v), convolution = self._qkv(x, state, keep, cu_seqlens, cp)
+        o, recurrent = self.rule(
+            self._heads(q, self.head_k_dim),
+            self._heads(k, self.head_k_dim),
+            self._heads(v, self.head_v_dim),
+            g,
+            beta,
+            A_log=self.A_log,
+            dt_bias=self.dt_bias,
+            initial_state=None if state is None else state.recurrent,
+            output_final_state=keep,
+            use_qk_l2norm_in_kernel=True,
+            use_gate_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
+            allow_neg_eigval=self.allow_neg_eigval,
+            state_v_first=True,
+            cu_seqlens=cu_seqlens,
+            cp=cp,
+            **gate,
+        )
+        return o, LayerState(convolution, recurrent) if keep else None
 
     def forward(
         self,

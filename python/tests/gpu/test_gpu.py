@@ -10,6 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from conftest import relative  # noqa: E402
 from test_functional import CASES, compare, expected, gradients, random_inputs  # noqa: E402
 
 import deltalink  # noqa: E402
@@ -80,13 +81,91 @@ def test_work_goes_into_the_current_stream():
 
 def test_many_steps_without_growing():
     leaves = on_gpu(random_inputs(n=2, gate=True, v_first=True))
+    short = convolution_leaves_on_gpu(convolution_leaves(torch.float32, sequences=1))
     step("kda", leaves)
+    convolved(short, cu_seqlens=[0, 700])
     torch.cuda.synchronize()
     before = torch.cuda.mem_get_info()[0], deltalink.memory_stats()
     for _ in range(300):
         step("kda", leaves)
+        convolved(short, cu_seqlens=[0, 700])
     torch.cuda.synchronize()
     assert (torch.cuda.mem_get_info()[0], deltalink.memory_stats()) == before
+
+
+def convolved(leaves, **options):
+    """Outputs, final states and all gradients of two convolutions at once, each ``(x, weight, bias, initial state)``."""
+    xs, weights, biases, initial = zip(*leaves)
+    ys, states = deltalink.short_convolutions(
+        xs, weights, biases, initial_states=initial, output_final_state=True, activation="silu", **options
+    )
+    results = [*ys, *states]
+    return results + list(torch.autograd.grad([x.float().square().sum() for x in results], [x for leaf in leaves for x in leaf]))
+
+
+def convolution_leaves(dtype, channels=(200, 65), taps=4, sequences=3):
+    def leaf(*shape, dtype=torch.float32):
+        return torch.randn(shape).to(dtype).requires_grad_()
+
+    def one(d):
+        return leaf(1, 700, d, dtype=dtype), leaf(d, taps), leaf(d), leaf(sequences, d, taps - 1, dtype=dtype)
+
+    return [one(d) for d in channels]
+
+
+def convolution_leaves_on_gpu(leaves):
+    return [tuple(x.detach().cuda().requires_grad_() for x in leaf) for leaf in leaves]
+
+
+@pytest.mark.parametrize("dtype, limit", [(torch.float32, 1e-5), (torch.bfloat16, 5e-3)])
+def test_convolutions_against_the_cpu(dtype, limit):
+    leaves = convolution_leaves(dtype)
+    cu_seqlens = [0, 2, 300, 700]
+    wanted = convolved(leaves, cu_seqlens=cu_seqlens)
+    found = convolved(convolution_leaves_on_gpu(leaves), cu_seqlens=cu_seqlens)
+    assert all(x.is_cuda for x in found)
+    for one, two in zip(found, wanted, strict=True):
+        assert relative(one.detach().cpu(), two.detach()) < limit
+
+
+def test_convolutions_go_into_the_current_stream_without_copies():
+    leaves = convolution_leaves_on_gpu(convolution_leaves(torch.bfloat16, sequences=1))
+    plain = convolved(leaves)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late = [tuple((x.detach() * 2 / 2).requires_grad_() for x in leaf) for leaf in leaves]
+        found = convolved(late)
+        held = [x.clone() for x in found]
+    # A copy to the host would have waited for the stream.
+    assert not stream.query(), "the calls did not wait for the stream"
+    stream.synchronize()
+    assert all(torch.equal(one, two) for one, two in zip(held, plain, strict=True))
+
+
+def test_convolutions_in_a_graph():
+    x, weight = torch.randn(1, 300, 130, device="cuda"), torch.randn(130, 4, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        deltalink.causal_conv1d(x, weight, activation="silu")
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        y, _ = deltalink.causal_conv1d(x, weight, activation="silu")
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        assert torch.equal(y, deltalink.causal_conv1d(x, weight, activation="silu")[0])
+
+
+def test_tensors_that_are_not_aligned_are_copied():
+    whole, weight = torch.randn(1, 301, 65, device="cuda"), torch.randn(65, 4, device="cuda")
+    part = whole[:, 1:]
+    assert part.is_contiguous() and part.data_ptr() % 16
+    found, _ = deltalink.causal_conv1d(part, weight)
+    assert torch.equal(found, deltalink.causal_conv1d(part.clone(), weight)[0])
 
 
 def test_symmetric_buffers_lie_on_the_gpu():

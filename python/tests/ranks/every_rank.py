@@ -88,6 +88,35 @@ def check_operation(group, op, sequences, cuts, mode="overlap", exact=False):
             assert torch.equal(o, cp.shard(whole_o)) and torch.equal(found["k"], cp.shard(whole["k"]))
 
 
+def convolve(x, weight, bias, initial_state, d_y, d_state, **options):
+    """Outputs, final states and gradients."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias, initial_state)]
+    *parameters, initial_state = leaves
+    y, state = deltalink.causal_conv1d(*parameters, initial_state=initial_state, output_final_state=True, activation="silu", **options)
+    loss = (y * d_y).sum() + (state * d_state).sum()
+    return y, state, torch.autograd.grad(loss, leaves)
+
+
+def check_convolution(group, cu_seqlens, cuts):
+    """The short convolution, cut, against the same whole, bit for bit but for sums over tokens."""
+    t, n, d, taps = cu_seqlens[-1], len(cu_seqlens) - 1, 24, 4
+    x, weight, bias, initial_state = torch.randn(1, t, d), torch.randn(d, taps), torch.randn(d), torch.randn(n, d, taps - 1)
+    d_y, d_state = torch.randn(1, t, d), torch.randn(n, d, taps - 1)
+    whole_y, whole_state, whole = convolve(x, weight, bias, initial_state, d_y, d_state, cu_seqlens=cu_seqlens)
+    for parameters in ("share", "sum"):
+        cp = deltalink.ContextParallel(group, cu_seqlens=cu_seqlens, cuts=cuts, parameter_gradients=parameters)
+        mine = (cp.shard(x), weight, bias, initial_state[cp.starts])
+        # Slots and signals are used again.
+        for _ in range(3):
+            y, state, (dx, dweight, dbias, d_initial) = convolve(*mine, cp.shard(d_y), d_state[cp.ends], cp=cp)
+            assert torch.equal(y, cp.shard(whole_y)) and torch.equal(state, whole_state[cp.ends])
+            assert torch.equal(dx, cp.shard(whole[0])) and torch.equal(d_initial, whole[3][cp.starts])
+            for gradient, expected, what in ((dweight, whole[1], "weight"), (dbias, whole[2], "bias")):
+                if parameters == "share":
+                    dist.all_reduce(gradient, group=group)
+                close(gradient, expected, what=(what, parameters))
+
+
 def check_layer(group, kind, cu_seqlens, cuts, around=lambda run: run):
     """A layer, cut, against the same whole. ``around`` wraps the function that runs it."""
     layer = kind(hidden_size=32, head_dim=16, num_heads=2, num_v_heads=4)
@@ -217,6 +246,8 @@ def main():
     check_operation(group, "gdn", [0, 60], None, mode="bulk")
     check_operation(group, "kda", [0, 96], {2: [32], 3: [32, 48]}[size], mode="exact", exact=True)
 
+    check_convolution(group, [0, 30, 44], {2: [29], 3: [2, 31]}[size])
+    check_convolution(group, [0, 44], {2: [1], 3: [20, 21]}[size])
     check_layer(group, KimiDeltaAttention, [0, 30, 44], {2: [29], 3: [2, 31]}[size])
     check_layer(group, GatedDeltaNet, [0, 44], {2: [29], 3: [2, 4]}[size])
     if size == 2:

@@ -1,5 +1,7 @@
 //! Part of `deltalink doctor --self-test`: calls whose tensors lie on the device, against ordinary ones, bit for bit. On GPUs also
-//! on a stream of somebody else, and captured and replayed.
+//! on a stream of somebody else, and captured and replayed. The short convolution's are in [`convolution`].
+
+mod convolution;
 
 use std::time::Duration;
 
@@ -33,6 +35,8 @@ pub(in super::super) enum ResidentError {
     #[error(transparent)]
     Op(#[from] OpError),
     #[error(transparent)]
+    Convolution(#[from] crate::op::convolution::ShortConvolutionError),
+    #[error(transparent)]
     Exec(#[from] ExecError),
     #[error(transparent)]
     Input(#[from] crate::error::InputError),
@@ -57,6 +61,9 @@ pub(in super::super) struct Compared {
     /// Launches in captured calls, forward and backward, on PE 0.
     pub captured: Option<usize>,
 }
+
+/// KDA and GDN first, then the short convolution.
+pub(in super::super) type Both = [Compared; 2];
 
 /// One that the kernels for Hopper take, and one that they do not.
 fn specs() -> [Spec; 2] {
@@ -214,20 +221,24 @@ fn first<T>(parts: Result<Vec<T>, RunError<ResidentError>>) -> Result<T, Residen
 }
 
 /// On the CPU, with two PEs.
-pub(super) fn on_cpu() -> Result<Compared, ResidentError> {
+pub(super) fn on_cpu() -> Result<Both, ResidentError> {
     let executor = || Ok(Cpu::new(1).map_err(ExecError::from)?);
-    first(run_threads(2, &options(), |pe| compare_on(pe, executor, |_, _, _, _| Ok(None))))
+    first(run_threads(2, &options(), |pe| {
+        let rule = compare_on(pe, executor, |_, _, _, _| Ok(None))?;
+        Ok([rule, convolution::compare_on(pe, executor, |_, _| Ok(None))?])
+    }))
 }
 
 /// On GPUs: with two PEs if there are two.
 #[cfg(feature = "cuda")]
-pub(super) fn on_gpus() -> Result<Compared, ResidentError> {
+pub(super) fn on_gpus() -> Result<Both, ResidentError> {
     use crate::exec::cuda::{CudaExecutor, Gpu, Kernels, Sharing};
     use crate::world::virtual_pes::run_virtual_pes;
     let gpus = (0..Gpu::count()?.min(2)).map(Gpu::open).collect::<Result<Vec<_>, _>>()?;
     first(run_virtual_pes(gpus.len(), &gpus, &options(), HEAP_BYTES, |on| {
         let executor = || Ok(CudaExecutor::new(on.gpu, Kernels::direct(on.gpu)?, on.heap.clone(), Sharing::NONE)?);
-        compare_on(on.pe, executor, streams_and_graphs)
+        let rule = compare_on(on.pe, executor, streams_and_graphs)?;
+        Ok([rule, convolution::compare_on(on.pe, executor, convolution::streams_and_graphs)?])
     }))
 }
 
@@ -286,7 +297,8 @@ mod tests {
 
     #[test]
     fn calls_on_the_cpus_memory_are_ordinary_ones() {
-        let compared = on_cpu().unwrap();
-        assert_eq!(compared, Compared { pes: 2, calls: 2 * 2 * (1 + ROUNDS), captured: None });
+        let [rule, convolution] = on_cpu().unwrap();
+        assert_eq!(rule, Compared { pes: 2, calls: 2 * 2 * (1 + ROUNDS), captured: None });
+        assert_eq!(convolution, rule);
     }
 }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::super::bench::comm::{CommBenchError, Exchanged, exchange_for};
-use super::resident::{self, Compared, ResidentError};
+use super::resident::{self, Both, Compared, ResidentError};
 use super::{Finding, Status};
 use crate::op::Device;
 
@@ -13,15 +13,13 @@ const DURATION: Duration = Duration::from_secs(2);
 
 /// A finding for the CPU, and one for GPUs if this build can use them and `gpus` are there.
 pub(super) fn findings(gpus: usize) -> Vec<Finding> {
-    let mut all = vec![
-        finding("self-test on the CPU", test(Device::Cpu, DURATION)),
-        comparison("self-test of enqueued calls on the CPU", resident::on_cpu()),
-    ];
+    let mut all = vec![finding("self-test on the CPU", test(Device::Cpu, DURATION))];
+    all.extend(comparisons("self-test of enqueued calls", "the CPU", resident::on_cpu()));
     if cfg!(feature = "cuda") && gpus > 0 {
         let on = if gpus > 1 { "two GPUs" } else { "one GPU" };
         all.push(finding(&format!("self-test on {on}"), test(Device::Cuda, DURATION)));
         #[cfg(feature = "cuda")]
-        all.push(comparison(&format!("self-test of streams and graphs on {on}"), resident::on_gpus()));
+        all.extend(comparisons("self-test of streams and graphs", on, resident::on_gpus()));
     } else if gpus > 0 {
         all.push(Finding::new("self-test on GPUs", Status::Note, "this build has no GPU support").advice(
             "build it with `cargo build --release --features cuda` (after `cargo xtask setup`) to test the GPUs too",
@@ -49,20 +47,27 @@ pub(super) fn finding(item: &str, outcome: Result<(Exchanged, Duration), CommBen
     }
 }
 
-/// The verdict on calls on tensors of the device.
-fn comparison(item: &str, outcome: Result<Compared, ResidentError>) -> Finding {
+/// The verdicts on calls on tensors of the device.
+fn comparisons(test: &str, on: &str, outcome: Result<Both, ResidentError>) -> Vec<Finding> {
     match outcome {
-        Ok(Compared { pes, calls, captured }) => {
-            let captured = captured.map(|kernels| {
-                format!("; a captured forward and backward call are {kernels} launches, and no copies or fills")
-            });
-            let pes = if pes == 1 { "1 PE".to_owned() } else { format!("{pes} PEs") };
-            let found = format!("{pes}, {calls} calls bit for bit as ordinary ones{}", captured.unwrap_or_default());
-            Finding::new(item, Status::Ok, found)
+        Ok([rule, convolution]) => vec![
+            comparison(&format!("{test} on {on}"), rule),
+            comparison(&format!("{test} of the short convolution on {on}"), convolution),
+        ],
+        Err(error) => {
+            let advice = "calls with tensors on this device cannot be trusted; please report it with this output";
+            vec![Finding::new(format!("{test} on {on}"), Status::Failed, error.to_string()).advice(advice)]
         }
-        Err(error) => Finding::new(item, Status::Failed, error.to_string())
-            .advice("calls with tensors on this device cannot be trusted; please report it with this output"),
     }
+}
+
+fn comparison(item: &str, Compared { pes, calls, captured }: Compared) -> Finding {
+    let captured = captured.map(|kernels| {
+        format!("; a captured forward and backward call are {kernels} launches, and no copies or fills")
+    });
+    let pes = if pes == 1 { "1 PE".to_owned() } else { format!("{pes} PEs") };
+    let found = format!("{pes}, {calls} calls bit for bit as ordinary ones{}", captured.unwrap_or_default());
+    Finding::new(item, Status::Ok, found)
 }
 
 #[cfg(test)]

@@ -15,8 +15,6 @@ pub(super) enum Use {
     Slot(Slot),
     /// Scratch of a step.
     Scratch(Scratch),
-    /// A step's tables and words.
-    Image,
 }
 
 /// Device memory of an executor, counted while it lives.

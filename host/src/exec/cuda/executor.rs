@@ -5,7 +5,7 @@ mod streams;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use kernels_gpu::begin::{self, BeginParams};
+use kernels_gpu::begin;
 use kernels_gpu::params::{Sizes, Tensor as Param};
 use kernels_gpu::protocol::{TrapRecord, Watch};
 
@@ -13,8 +13,7 @@ use super::buffers::{Buffers, Counted, Use};
 use super::{CudaError, DeviceBuffer, Event, Gpu, HostBuffer, Kernels, Residency, Shape, Sharing, Stream};
 use crate::exec::cpu::code;
 use crate::exec::{
-    Blocks, Body, ExecError, Executor, Grid, Image, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times,
-    Waits,
+    Blocks, Body, ExecError, Executor, Grid, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits,
 };
 use crate::heap::{DevicePool, Heap};
 use crate::inputs::Op;
@@ -266,26 +265,11 @@ impl Executor for CudaExecutor {
 
     fn scratch_bytes(&self) -> usize {
         let returned: usize = self.returned.iter().map(|buffer| buffer.len()).sum();
-        returned + self.buffers.bytes(|what| matches!(what, Use::Scratch(_) | Use::Image))
-    }
-
-    fn put_image(&mut self, image: &Image) -> Result<u64, ExecError> {
-        let device = self.buffers.at_least(&self.stream, Use::Image, image.bytes().len())?;
-        device.upload(&self.stream, 0, image.bytes())?;
-        Ok(device.address())
+        returned + self.buffers.bytes(|what| matches!(what, Use::Scratch(_)))
     }
 
     fn wait(&mut self, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError> {
         Ok(self.wait_until_done(peer_failed)?)
-    }
-
-    fn get_image(&mut self, image: &mut Image, peer_failed: &dyn Fn() -> bool) -> Result<(), ExecError> {
-        self.wait_until_done(peer_failed)?;
-        if let Some(device) = self.buffers.get(Use::Image) {
-            device.download(&self.stream, 0, image.bytes_mut())?;
-            tracing::debug!("all launches so far have ended");
-        }
-        Ok(())
     }
 
     fn watch(&self) -> u64 {
@@ -313,7 +297,7 @@ impl Executor for CudaExecutor {
         self.captures
     }
 
-    fn begin(&mut self, params: &BeginParams) -> Result<(), ExecError> {
+    fn begin<K: Kernel>(&mut self, params: &K) -> Result<(), ExecError> {
         if self.timing {
             let begin = self.event()?;
             begin.record(&self.stream)?;
@@ -321,7 +305,7 @@ impl Executor for CudaExecutor {
         }
         let blocks = (Grid::Blocks(begin::BLOCKS), begin::WARPGROUPS, begin::shared_bytes()).into();
         // It is the same for all operations and element types.
-        self.run(&BeginParams::device_entry(Op::Kda, Dtype::F32), &blocks, params)
+        self.run(&K::device_entry(Op::Kda, Dtype::F32), &blocks, params)
     }
 
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {

@@ -23,6 +23,10 @@ pub enum ShortConvolutionError {
     NoChannels { name: &'static str },
     #[error("{found} upstream gradients for {want} convolutions; pass one for each, in the same order")]
     Upstream { found: usize, want: usize },
+    #[error(
+        "memory for the results of {found} convolutions, the call has {want}; give memory for each, in the same order"
+    )]
+    Results { found: usize, want: usize },
     #[error("halos of {columns} channels with {width} taps on {pes} PEs: {reason}")]
     Slots { columns: usize, width: usize, pes: usize, reason: String },
     #[error("{0}")]

@@ -11,8 +11,7 @@ use crate::tensor::{Dtype, TensorView};
 /// Numbers of taps.
 pub const WIDTHS: RangeInclusive<usize> = 2..=8;
 
-/// Most convolutions of a call.
-pub const MAX_CONVOLUTIONS: usize = 3;
+pub use kernels_gpu::convolution::MAX_CONVOLUTIONS;
 
 /// One convolution of a call: of the whole batch, or of what one PE holds of it.
 #[derive(Clone, Debug)]
@@ -39,13 +38,19 @@ pub struct ConvolutionUpstream<'a> {
 }
 
 /// Names of tensors in messages, by convolution.
-struct Names {
+pub(super) struct Names {
     x: &'static str,
     weight: &'static str,
     bias: &'static str,
     initial: &'static str,
     dy: &'static str,
     d_final: &'static str,
+    pub y: &'static str,
+    pub final_state: &'static str,
+    pub dx: &'static str,
+    pub dweight: &'static str,
+    pub dbias: &'static str,
+    pub d_initial: &'static str,
 }
 
 macro_rules! names {
@@ -57,11 +62,17 @@ macro_rules! names {
             initial: concat!("initial_state of convolution ", $i),
             dy: concat!("dy of convolution ", $i),
             d_final: concat!("d_final_state of convolution ", $i),
+            y: concat!("y of convolution ", $i),
+            final_state: concat!("final_state of convolution ", $i),
+            dx: concat!("dx of convolution ", $i),
+            dweight: concat!("dweight of convolution ", $i),
+            dbias: concat!("dbias of convolution ", $i),
+            d_initial: concat!("d_initial_state of convolution ", $i),
         }),*]
     };
 }
 
-const NAMES: [Names; MAX_CONVOLUTIONS] = names!(0 1 2);
+pub(super) const NAMES: [Names; MAX_CONVOLUTIONS] = names!(0 1 2);
 
 /// Sizes of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -198,20 +209,33 @@ pub(super) fn check_upstream(
     Ok(())
 }
 
-/// Checks that all values are finite.
+/// All tensors that a call reads, by name.
+pub(super) fn tensors<'a, 'b>(
+    inputs: &'a [ConvolutionInput<'b>],
+    upstream: &'a [ConvolutionUpstream<'b>],
+) -> Vec<(&'static str, &'a TensorView<'b>)> {
+    let mut all = Vec::with_capacity(4 * inputs.len() + 2 * upstream.len());
+    for (input, names) in inputs.iter().zip(&NAMES) {
+        all.extend([(names.x, &input.x), (names.weight, &input.weight)]);
+        all.extend(input.bias.as_ref().map(|bias| (names.bias, bias)));
+        all.extend(input.initial_state.as_ref().map(|initial| (names.initial, initial)));
+    }
+    for (upstream, names) in upstream.iter().zip(&NAMES) {
+        all.push((names.dy, &upstream.dy));
+        all.extend(upstream.d_final_state.as_ref().map(|d_final| (names.d_final, d_final)));
+    }
+    all
+}
+
+/// Checks that all values of tensors on the host are finite.
 pub(super) fn check_values(
     inputs: &[ConvolutionInput<'_>],
     upstream: &[ConvolutionUpstream<'_>],
 ) -> Result<(), InputError> {
-    for (input, names) in inputs.iter().zip(&NAMES) {
-        expect_finite(names.x, &input.x)?;
-        expect_finite(names.weight, &input.weight)?;
-        input.bias.iter().try_for_each(|bias| expect_finite(names.bias, bias))?;
-        input.initial_state.iter().try_for_each(|initial| expect_finite(names.initial, initial))?;
-    }
-    for (upstream, names) in upstream.iter().zip(&NAMES) {
-        expect_finite(names.dy, &upstream.dy)?;
-        upstream.d_final_state.iter().try_for_each(|d_final| expect_finite(names.d_final, d_final))?;
-    }
-    Ok(())
+    tensors(inputs, upstream).into_iter().try_for_each(|(name, x)| expect_finite(name, x))
+}
+
+/// Checks that there is memory for the results of each of `want` convolutions.
+pub(super) fn check_count(found: usize, want: usize) -> Result<(), ShortConvolutionError> {
+    if found == want { Ok(()) } else { Err(ShortConvolutionError::Results { found, want }) }
 }

@@ -5,21 +5,21 @@ use kernels_gpu::params::Tensor as Param;
 use kernels_gpu::tile::host::Checker;
 
 use super::inputs::Sizes;
-use super::{ConvolutionGradients, ConvolutionInput, ConvolutionOutput, ConvolutionUpstream};
+use super::{ConvolutionGradientsOut, ConvolutionInput, ConvolutionOut, ConvolutionUpstream};
 use crate::exec::{ConvolutionSlot, ExecError, Executor, Scratch, Slot};
-use crate::plan::RankPlan;
-use crate::tensor::{Dtype, Tensor, TensorView};
+use crate::op::step::optional;
+use crate::tensor::{Dtype, TensorViewMut};
 
 fn slot(i: usize, which: ConvolutionSlot) -> Slot {
     Slot::Convolution(i as u8, which)
 }
 
-fn optional<X: Executor>(exec: &mut X, slot: Slot, x: Option<&TensorView<'_>>) -> Result<Param, ExecError> {
-    x.map_or_else(|| Ok(Param::absent()), |x| exec.input(slot, x))
-}
-
-fn optional_output<X: Executor>(exec: &mut X, slot: Slot, x: Option<&mut Tensor>) -> Result<Param, ExecError> {
-    x.map_or_else(|| Ok(Param::absent()), |x| exec.output(slot, &mut x.view_mut()))
+fn optional_output<X: Executor>(
+    exec: &mut X,
+    slot: Slot,
+    x: Option<&mut TensorViewMut<'_>>,
+) -> Result<Param, ExecError> {
+    x.map_or_else(|| Ok(Param::absent()), |x| exec.output(slot, x))
 }
 
 /// The inputs of every convolution, without results.
@@ -57,58 +57,28 @@ pub(super) fn inputs<X: Executor>(
     inputs.iter().enumerate().map(&mut place).collect()
 }
 
-/// Tensors for the results of a forward call.
-pub(super) fn new_outputs(
-    inputs: &[ConvolutionInput<'_>],
-    sizes: &Sizes,
-    rank: &RankPlan,
-    final_state: bool,
-) -> Vec<ConvolutionOutput> {
-    let of_input = |input: &ConvolutionInput<'_>| ConvolutionOutput {
-        y: Tensor::zeros(sizes.dtype, input.x.shape()),
-        final_state: final_state
-            .then(|| Tensor::zeros(sizes.dtype, &[rank.ends.len(), input.x.shape()[2], sizes.reach()])),
-    };
-    inputs.iter().map(of_input).collect()
-}
-
 /// Lets kernels write the results of a forward call.
 pub(super) fn place_outputs<X: Executor>(
     exec: &mut X,
     tensors: &mut [ConvolutionTensors],
-    outputs: &mut [ConvolutionOutput],
+    outputs: &mut [ConvolutionOut<'_>],
 ) -> Result<(), ExecError> {
     for (i, (tensors, output)) in tensors.iter_mut().zip(outputs).enumerate() {
-        tensors.y = exec.output(slot(i, ConvolutionSlot::Y), &mut output.y.view_mut())?;
+        tensors.y = exec.output(slot(i, ConvolutionSlot::Y), &mut output.y)?;
         tensors.finals = optional_output(exec, slot(i, ConvolutionSlot::FinalState), output.final_state.as_mut())?;
     }
     Ok(())
 }
 
 /// Brings the results of a forward call into the caller's tensors.
-pub(super) fn fetch_outputs<X: Executor>(exec: &mut X, outputs: &mut [ConvolutionOutput]) -> Result<(), ExecError> {
+pub(super) fn fetch_outputs<X: Executor>(exec: &mut X, outputs: &mut [ConvolutionOut<'_>]) -> Result<(), ExecError> {
     for (i, output) in outputs.iter_mut().enumerate() {
-        exec.fetch(slot(i, ConvolutionSlot::Y), &mut output.y.view_mut())?;
+        exec.fetch(slot(i, ConvolutionSlot::Y), &mut output.y)?;
         if let Some(state) = &mut output.final_state {
-            exec.fetch(slot(i, ConvolutionSlot::FinalState), &mut state.view_mut())?;
+            exec.fetch(slot(i, ConvolutionSlot::FinalState), state)?;
         }
     }
     Ok(())
-}
-
-/// Tensors for the results of a backward call.
-pub(super) fn new_gradients(inputs: &[ConvolutionInput<'_>], sizes: &Sizes) -> Vec<ConvolutionGradients> {
-    let of_input = |input: &ConvolutionInput<'_>| {
-        let d = input.x.shape()[2];
-        let zeros = |shape: &[usize]| Tensor::zeros(Dtype::F32, shape);
-        ConvolutionGradients {
-            dx: Tensor::zeros(sizes.dtype, input.x.shape()),
-            dweight: zeros(&[d, sizes.width]),
-            dbias: input.bias.as_ref().map(|_| zeros(&[d])),
-            d_initial_state: input.initial_state.as_ref().map(|initial| zeros(initial.shape())),
-        }
-    };
-    inputs.iter().map(of_input).collect()
 }
 
 /// Brings upstream gradients to the kernels, and lets them write the results of a backward call with `runs` runs of tokens.
@@ -116,7 +86,7 @@ pub(super) fn place_gradients<X: Executor>(
     exec: &mut X,
     tensors: &mut [ConvolutionTensors],
     upstream: &[ConvolutionUpstream<'_>],
-    gradients: &mut [ConvolutionGradients],
+    gradients: &mut [ConvolutionGradientsOut<'_>],
     (sizes, runs): (&Sizes, usize),
 ) -> Result<(), ExecError> {
     use ConvolutionSlot as S;
@@ -124,10 +94,10 @@ pub(super) fn place_gradients<X: Executor>(
         let shares = runs * (sizes.width + 1) * sizes.channels[i];
         t.dy = exec.input(slot(i, S::DY), &upstream.dy)?;
         t.d_finals = optional(exec, slot(i, S::DFinalState), upstream.d_final_state.as_ref())?;
-        t.dx = exec.output(slot(i, S::DX), &mut results.dx.view_mut())?;
+        t.dx = exec.output(slot(i, S::DX), &mut results.dx)?;
         t.d_initial = optional_output(exec, slot(i, S::DInitialState), results.d_initial_state.as_mut())?;
         t.shares = exec.scratch(Scratch::ConvolutionShares(i as u8), shares, Dtype::F32)?;
-        t.d_weight = exec.output(slot(i, S::DWeight), &mut results.dweight.view_mut())?;
+        t.d_weight = exec.output(slot(i, S::DWeight), &mut results.dweight)?;
         t.d_bias = optional_output(exec, slot(i, S::DBias), results.dbias.as_mut())?;
         t.runs = runs as u32;
     }
@@ -137,17 +107,17 @@ pub(super) fn place_gradients<X: Executor>(
 /// Brings the results of a backward call into the caller's tensors.
 pub(super) fn fetch_gradients<X: Executor>(
     exec: &mut X,
-    gradients: &mut [ConvolutionGradients],
+    gradients: &mut [ConvolutionGradientsOut<'_>],
 ) -> Result<(), ExecError> {
     use ConvolutionSlot as S;
     for (i, results) in gradients.iter_mut().enumerate() {
-        exec.fetch(slot(i, S::DX), &mut results.dx.view_mut())?;
-        exec.fetch(slot(i, S::DWeight), &mut results.dweight.view_mut())?;
+        exec.fetch(slot(i, S::DX), &mut results.dx)?;
+        exec.fetch(slot(i, S::DWeight), &mut results.dweight)?;
         if let Some(dbias) = &mut results.dbias {
-            exec.fetch(slot(i, S::DBias), &mut dbias.view_mut())?;
+            exec.fetch(slot(i, S::DBias), dbias)?;
         }
         if let Some(d_initial) = &mut results.d_initial_state {
-            exec.fetch(slot(i, S::DInitialState), &mut d_initial.view_mut())?;
+            exec.fetch(slot(i, S::DInitialState), d_initial)?;
         }
     }
     Ok(())

@@ -10,6 +10,11 @@
 //! [`whole::forward`] and [`whole::backward`] do all of it for tensors that lie in one process. Outputs and gradients of inputs
 //! do not depend on where the sequences are cut, to the last bit.
 //!
+//! # Tensors where they lie
+//! As for [KDA and GDN](crate::op): calls of the `_into` kind write into memory of the caller and use tensors in place that lie where
+//! the operation computes; those that enqueue return when their launches are made, need no copy and no wait, and can be captured
+//! and replayed (`ShortConvolution::capture`, feature `cuda`).
+//!
 //! ```
 //! use deltalink::op::convolution::{Activation, ConvolutionConfig, ConvolutionInput, whole};
 //! use deltalink::{plan::Cuts, plan::Plan, tensor::TensorView, world::WorldOptions};
@@ -32,31 +37,48 @@
 //! # }
 //! ```
 
+mod calls;
+mod device;
 mod error;
+#[cfg(feature = "cuda")]
+mod graph;
 mod halo;
 mod inputs;
 mod memory;
+mod pending;
+mod results;
+mod saved;
 mod step;
 mod tables;
 pub mod whole;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use kernels_gpu::protocol::ChannelLayout;
 
 pub use crate::reference::Activation;
+pub use device::{DeviceCall, DeviceConvolution};
 pub use error::{ExpiredHalo, ShortConvolutionError};
 pub use inputs::{ConvolutionInput, ConvolutionUpstream, MAX_CONVOLUTIONS, WIDTHS};
+pub use results::{
+    ConvolutionBackward, ConvolutionForward, ConvolutionGradients, ConvolutionGradientsOut, ConvolutionOut,
+    ConvolutionOutput,
+};
+pub use saved::SavedConvolution;
 
-use super::agreement::{Agreement, Direction};
+use super::agreement::Direction;
 use super::channel::Channel;
-use super::{Device, OpError, Report, Transport};
+use super::vitals::Vitals;
+use super::{Device, Transport};
 use crate::exec::cpu::Cpu;
 use crate::exec::{ExecError, Executor};
 use crate::plan::Plan;
-use crate::tensor::{Dtype, Tensor};
+use crate::tensor::Dtype;
 use crate::world::Pe;
 use inputs::Sizes;
+use saved::Call;
+use step::TablesOf;
 
 /// Options of a short convolution; the same on all PEs.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,64 +111,11 @@ impl Default for ConvolutionConfig {
     }
 }
 
-/// Results of one convolution.
-#[derive(Clone, Debug)]
-pub struct ConvolutionOutput {
-    /// `[B,T,D]` in the type of x.
-    pub y: Tensor,
-    /// `[N,D,W-1]` in the type of x, the last inputs of each sequence, oldest first; those of a sequence shorter than W-1
-    /// begin with what its initial state ends with. Absent if [`ConvolutionConfig::final_state`] is false.
-    /// Of one PE: a row for each sequence that ends there, in the order of [`crate::plan::RankPlan::ends`].
-    pub final_state: Option<Tensor>,
-}
-
-/// What a forward call returns on one PE.
-#[derive(Clone, Debug)]
-pub struct ConvolutionForward {
-    /// One for each input.
-    pub outputs: Vec<ConvolutionOutput>,
-    /// For the backward call.
-    pub saved: SavedConvolution,
-    /// Counts and times.
-    pub report: Report,
-}
-
-/// What a backward call needs of the forward call beside its inputs: the W-1 inputs before each segment that began on another
-/// PE. Small, and serves any number of backward calls.
-#[derive(Clone, Debug)]
-pub struct SavedConvolution {
-    before: Tensor,
-    rank: usize,
-    call: Vec<(String, String)>,
-}
-
-/// Gradients of one convolution.
-#[derive(Clone, Debug)]
-pub struct ConvolutionGradients {
-    /// `[B,T,D]` in the type of x.
-    pub dx: Tensor,
-    /// f32 `[D,W]`. Of one PE: its tokens' share, to be added up over all PEs.
-    pub dweight: Tensor,
-    /// f32 `[D]`, if there is a bias. Of one PE: its tokens' share, to be added up over all PEs.
-    pub dbias: Option<Tensor>,
-    /// f32 `[N,D,W-1]`, if there is an initial state. Of one PE: a row for each sequence that starts there.
-    pub d_initial_state: Option<Tensor>,
-}
-
-/// What a backward call returns on one PE.
-#[derive(Clone, Debug)]
-pub struct ConvolutionBackward {
-    /// One for each input.
-    pub gradients: Vec<ConvolutionGradients>,
-    /// Counts and times.
-    pub report: Report,
-}
-
 /// Channels are told apart by who reads a message, too: every block of channels of every convolution.
 type ChannelKey = (Direction, ChannelLayout, Vec<usize>);
 
-/// One PE's side of a context-parallel short convolution. Keeps scratch memory, and slots in the symmetric heap, from call to
-/// call.
+/// One PE's side of a context-parallel short convolution. Keeps scratch memory, tables on its device, and slots in the symmetric
+/// heap, from call to call.
 ///
 /// The first call of each direction, and every call whose plan or sizes differ from the last one's of its direction, is
 /// collective: the PEs compare what they are about to do. Calls in between synchronise only where halos flow.
@@ -154,8 +123,15 @@ pub struct ShortConvolution<'pe, X: Executor = Cpu> {
     pe: &'pe Pe,
     config: ConvolutionConfig,
     exec: X,
+    /// Unique in this process.
+    number: u64,
     channels: HashMap<ChannelKey, Channel>,
-    agreed: HashMap<Direction, Agreement>,
+    agreed: HashMap<Direction, Arc<Call>>,
+    forward_tables: TablesOf<X>,
+    backward_tables: TablesOf<X>,
+    vitals: Vitals<X>,
+    /// Steps whose launches were made, replays included.
+    steps: u64,
     failed: Option<String>,
 }
 
@@ -168,19 +144,45 @@ impl<'pe> ShortConvolution<'pe> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let workers = config.workers.unwrap_or_else(|| (cores / pe.size()).max(1));
         let cpu = Cpu::new(workers).map_err(ExecError::from)?;
-        Ok(Self::on(pe, config, cpu))
+        Self::on(pe, config, cpu)
     }
 }
 
 impl<'pe, X: Executor> ShortConvolution<'pe, X> {
     /// The operation of `pe` on the device of `exec`, with the options `config`. Not collective.
-    pub fn on(pe: &'pe Pe, config: ConvolutionConfig, exec: X) -> Self {
-        Self { pe, config, exec, channels: HashMap::new(), agreed: HashMap::new(), failed: None }
+    ///
+    /// # Errors
+    /// [`ShortConvolutionError`] if the device has no memory for what steps count.
+    pub fn on(pe: &'pe Pe, config: ConvolutionConfig, mut exec: X) -> Result<Self, ShortConvolutionError> {
+        let vitals = Vitals::new(&mut exec, false)?;
+        Ok(Self {
+            pe,
+            config,
+            exec,
+            number: super::next_operation(),
+            channels: HashMap::new(),
+            agreed: HashMap::new(),
+            forward_tables: TablesOf::default(),
+            backward_tables: TablesOf::default(),
+            vitals,
+            steps: 0,
+            failed: None,
+        })
     }
 
     /// Options.
     pub fn config(&self) -> &ConvolutionConfig {
         &self.config
+    }
+
+    /// What computes.
+    pub fn executor(&self) -> &X {
+        &self.exec
+    }
+
+    /// What computes, to be set between calls.
+    pub fn executor_mut(&mut self) -> &mut X {
+        &mut self.exec
     }
 
     /// Computes outputs and final states of this PE's tokens, of up to [`MAX_CONVOLUTIONS`] convolutions at once. All PEs call
@@ -195,18 +197,26 @@ impl<'pe, X: Executor> ShortConvolution<'pe, X> {
         inputs: &[ConvolutionInput<'_>],
         activation: Activation,
     ) -> Result<ConvolutionForward, ShortConvolutionError> {
-        let sizes = self.check(plan, inputs)?;
-        if !self.config.allow_nonfinite {
-            inputs::check_values(inputs, &[])?;
-        }
-        let call = call_fields(plan, &sizes, activation);
-        let result = self.prepare(Direction::Forward, plan, &sizes, &call).and_then(|(step, channel, exec)| {
-            let step = step::Step { inputs, activation, ..step };
-            step.forward(exec, channel)
-        });
-        let (outputs, before, report) = result.inspect_err(|error| self.failed = Some(error.to_string()))?;
-        let saved = SavedConvolution { before, rank: self.pe.rank(), call };
-        Ok(ConvolutionForward { outputs, saved, report })
+        let mut outputs = self.outputs(plan, inputs)?;
+        let mut out: Vec<_> = outputs.iter_mut().map(ConvolutionOutput::view_mut).collect();
+        let report = self.forward_into(plan, inputs, activation, &mut out)?;
+        Ok(ConvolutionForward { outputs, report })
+    }
+
+    /// [`forward`](Self::forward), and what [`backward`](Self::backward) needs of it.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_saving(
+        &mut self,
+        plan: &Plan,
+        inputs: &[ConvolutionInput<'_>],
+        activation: Activation,
+    ) -> Result<(ConvolutionForward, SavedConvolution<X>), ShortConvolutionError> {
+        let mut outputs = self.outputs(plan, inputs)?;
+        let mut out: Vec<_> = outputs.iter_mut().map(ConvolutionOutput::view_mut).collect();
+        let (report, saved) = self.forward_saving_into(plan, inputs, activation, &mut out)?;
+        Ok((ConvolutionForward { outputs, report }, saved))
     }
 
     /// Gradients of a loss L with respect to this PE's inputs, from those with respect to its results. All PEs call it;
@@ -219,85 +229,32 @@ impl<'pe, X: Executor> ShortConvolution<'pe, X> {
         plan: &Plan,
         inputs: &[ConvolutionInput<'_>],
         activation: Activation,
-        saved: &SavedConvolution,
+        saved: &SavedConvolution<X>,
         upstream: &[ConvolutionUpstream<'_>],
     ) -> Result<ConvolutionBackward, ShortConvolutionError> {
         let sizes = self.check(plan, inputs)?;
-        let call = call_fields(plan, &sizes, activation);
-        saved.check(self.pe.rank(), &call)?;
-        let ends = plan.ranks[self.pe.rank()].ends.len();
-        inputs::check_upstream(upstream, &sizes, ends, "that end on this PE")?;
-        if !self.config.allow_nonfinite {
-            inputs::check_values(inputs, upstream)?;
-        }
-        let result = self.prepare(Direction::Backward, plan, &sizes, &call).and_then(|(step, channel, exec)| {
-            let step = step::Step { inputs, activation, ..step };
-            step.backward(exec, channel, &saved.before, upstream)
-        });
-        let (gradients, report) = result.inspect_err(|error| self.failed = Some(error.to_string()))?;
+        let mut gradients: Vec<_> = inputs.iter().map(|input| ConvolutionGradients::zeros(input, &sizes)).collect();
+        let mut out: Vec<_> = gradients.iter_mut().map(ConvolutionGradients::view_mut).collect();
+        let report = self.backward_into(plan, inputs, activation, saved, upstream, &mut out)?;
         Ok(ConvolutionBackward { gradients, report })
     }
 
-    /// Everything that can be said against the inputs without another PE, but for their values.
-    fn check(&self, plan: &Plan, inputs: &[ConvolutionInput<'_>]) -> Result<Sizes, ShortConvolutionError> {
-        let rank = self.pe.rank();
-        if let Some(first) = &self.failed {
-            return Err(ShortConvolutionError::FailedBefore { rank, first: first.clone() });
+    /// Gives what a forward call saved to the next one, if no backward call will use it any more.
+    pub fn release(&mut self, saved: SavedConvolution<X>) {
+        if let Some(memory) = saved.into_memory() {
+            self.exec.reuse(memory);
         }
-        if plan.pes() != self.pe.size() {
-            return Err(OpError::PlanSize { plan: plan.pes(), world: self.pe.size() }.into());
-        }
-        let sizes = inputs::check_share(inputs, &plan.ranks[rank])?;
-        // Positions in a segment are signed.
-        let largest = i32::MAX as usize;
-        if sizes.b * sizes.t > largest {
-            return Err(OpError::TooManyTokens { tokens: sizes.b * sizes.t, largest }.into());
-        }
-        Ok(sizes)
     }
 
-    /// Reaches agreement with the other PEs where the call is not like the last one, and makes the channel.
-    #[allow(clippy::type_complexity)]
-    fn prepare<'a>(
-        &'a mut self,
-        direction: Direction,
-        plan: &'a Plan,
-        sizes: &'a Sizes,
-        call: &[(String, String)],
-    ) -> Result<(step::Step<'a>, Option<&'a mut Channel>, &'a mut X), ShortConvolutionError> {
-        let kind = ("the operation".to_owned(), "short convolution".to_owned());
-        let agreement = Agreement::of(std::iter::once(kind).chain(call.iter().cloned()).collect());
-        if self.agreed.get(&direction) != Some(&agreement) {
-            // What was saved is checked on each PE; any forward call's will do.
-            agreement.reach(self.pe, direction, 0)?;
-            self.agreed.insert(direction, agreement);
-        }
-        let lanes = halo::lanes(plan, direction);
-        let layout = layout(plan.pes(), lanes, sizes, direction)?;
-        let key = (direction, layout, sizes.channels.clone());
-        if lanes > 0 && !self.channels.contains_key(&key) {
-            let channel = Channel::new(&mut self.exec, self.pe, direction, layout, self.config.transport)?;
-            self.channels.insert(key.clone(), channel);
-        }
-        let channel = self.channels.get_mut(&key).filter(|_| lanes > 0);
-        let (pe, config, activation) = (self.pe, &self.config, Activation::None);
-        let step = step::Step { pe, plan, sizes, config, layout, inputs: &[], activation };
-        Ok((step, channel, &mut self.exec))
+    /// Bytes of scratch memory, apart from inputs, results, what [`SavedConvolution`] holds, and the symmetric heap.
+    pub fn scratch_bytes(&self) -> usize {
+        self.exec.scratch_bytes() + self.table_bytes()
     }
-}
 
-/// What must be equal on all PEs, and in a backward call and its forward call.
-fn call_fields(plan: &Plan, sizes: &Sizes, activation: Activation) -> Vec<(String, String)> {
-    let field = |name: &str, value: String| (name.to_owned(), value);
-    vec![
-        field("the version of deltalink", env!("CARGO_PKG_VERSION").to_owned()),
-        field("the channels", format!("{:?}", sizes.channels)),
-        field("the number of taps", sizes.width.to_string()),
-        field("the element type", sizes.dtype.to_string()),
-        field("the activation", format!("{activation:?}")),
-        field("the cuts", format!("{:?}", plan.cuts)),
-        field("the sequences", format!("{:?}", plan.layout)),
-    ]
+    /// Bytes of tables and words.
+    fn table_bytes(&self) -> usize {
+        self.forward_tables.bytes() + self.backward_tables.bytes() + self.vitals.bytes()
+    }
 }
 
 /// A halo's message is one block of a summary's layout: W-1 rows of all channels, forward in the tensors' type, backward f32.
@@ -318,17 +275,10 @@ fn layout(
         .map_err(|reason| ShortConvolutionError::Slots { columns, width: sizes.width, pes, reason: reason.to_string() })
 }
 
-impl SavedConvolution {
-    fn check(&self, rank: usize, call: &[(String, String)]) -> Result<(), ShortConvolutionError> {
-        let foreign = |what: &str, saved: String, call: String| {
-            Err(ShortConvolutionError::ForeignSaved { rank, what: what.to_owned(), saved, call })
-        };
-        if self.rank != rank {
-            return foreign("PE", self.rank.to_string(), rank.to_string());
-        }
-        match self.call.iter().zip(call).find(|(saved, now)| saved != now) {
-            Some(((what, saved), (_, now))) => foreign(what, saved.clone(), now.clone()),
-            None => Ok(()),
-        }
+/// The error of a wait that expired in a kernel; another PE's failure, if that was the reason.
+fn check_trap<X: Executor>(exec: &X, pe: &Pe) -> Result<(), ShortConvolutionError> {
+    match super::launched::expired(exec, pe)? {
+        Some(expired) => Err(ShortConvolutionError::Expired(ExpiredHalo { expired })),
+        None => Ok(()),
     }
 }

@@ -1,32 +1,30 @@
-//! A step of the short convolution on one PE: parameters, launches, and what the kernels left.
-
-use std::time::Duration;
+//! A step of the short convolution on one PE: its tables on the device, parameters and launches.
 
 use bytemuck::Zeroable;
 use kernels_gpu::convolution::{
-    ConvolutionItem, ConvolutionTables, ConvolutionTensors, ConvolveBackParams, ConvolveParams, SHARED_BYTES,
-    SumParams, WARPGROUPS,
+    ConvolutionItem, ConvolutionTables, ConvolutionTensors, ConvolveBackParams, ConvolveBeginParams, ConvolveParams,
+    MAX_CONVOLUTIONS, SHARED_BYTES, SumParams, WARPGROUPS,
 };
-use kernels_gpu::params::{self, Array, StepMode, StepStats, Tensor as Param, TraceBuffer};
-use kernels_gpu::protocol::{ChannelLayout, TrapRecord, Watch};
+use kernels_gpu::params::{Array, StepMode, Tensor as Param, TraceBuffer};
+use kernels_gpu::protocol::ChannelLayout;
 use kernels_gpu::tile::host::Checker;
 
 use super::inputs::Sizes;
 use super::tables::HostTables;
 use super::{
-    Activation, ConvolutionConfig, ConvolutionGradients, ConvolutionInput, ConvolutionOutput, ConvolutionUpstream,
-    Direction, ExpiredHalo, ShortConvolutionError, memory,
+    Activation, ConvolutionConfig, ConvolutionGradientsOut, ConvolutionInput, ConvolutionOut, ConvolutionUpstream,
+    Direction, ShortConvolutionError, check_trap, memory,
 };
-use crate::exec::{ConvolutionSlot, ExecError, Executor, Grid, Image, Kernel, Launch, Part, Scratch, Slot, Waits};
+use crate::exec::{Executor, Grid, Kernel, Part, Scratch, Waits};
 use crate::inputs::Op;
 use crate::op::channel::Channel;
-use crate::op::{KernelTime, Report};
-use crate::plan::{Plan, RankPlan};
-use crate::tensor::{Dtype, Tensor};
-use crate::world::{Pe, WorldError};
-
-/// Where the inputs before segments that began elsewhere are kept, for all convolutions of the call.
-const BEFORE: Slot = Slot::Convolution(0, ConvolutionSlot::Before);
+use crate::op::images::{Draft, Images, Placed, Words, Work};
+use crate::op::launched::Launched;
+use crate::op::step::{ChannelParts, Common, beginning};
+use crate::op::vitals::VitalSigns;
+use crate::plan::{Layout, Plan, RankPlan};
+use crate::tensor::Dtype;
+use crate::world::Pe;
 
 /// What a step works on.
 pub(super) struct Step<'a> {
@@ -37,255 +35,225 @@ pub(super) struct Step<'a> {
     pub layout: ChannelLayout,
     pub inputs: &'a [ConvolutionInput<'a>],
     pub activation: Activation,
+    /// What the step's kernels leave for the host.
+    pub vitals: VitalSigns,
 }
 
-/// Tables that kernels read and words that they write, as parts of one image.
-struct Parts {
+/// What a step's tables follow from, apart from what never changes in an operation.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Form {
+    /// With the cuts, the whole plan.
+    sequences: Layout,
+    cuts: Vec<usize>,
+    channel: ChannelLayout,
+    channels: Vec<usize>,
+    width: usize,
+    biases: Vec<bool>,
+}
+
+/// A step's tables, and what the host must know of them.
+#[derive(Clone, Copy)]
+pub(super) struct Tables {
+    /// Written by the step's first kernel.
     tensors: Part,
     segments: Part,
     sources: Part,
     messages: Part,
-    items: Part,
     sums: Part,
-    written: Part,
-    /// Of the items that do not wait, and of those that do, where these are launches of their own.
-    tickets: [Part; 2],
-    payload: Part,
-    words: Part,
-    ways: Part,
-    epoch: Part,
-    stats: Part,
-    trap: Part,
+    channel: ChannelParts,
+    /// With the ticket of the items that do not wait.
+    items: Work,
+    /// The ticket of those that do, where these are a launch of their own.
+    waiting: Words,
+    written: Words,
+    /// Items that do not wait.
+    independent: usize,
+    parts: usize,
+    runs: usize,
+    sum_blocks: usize,
 }
 
-impl Parts {
-    fn push(image: &mut Image, tensors: &[ConvolutionTensors], tables: &HostTables, channel: Option<&Channel>) -> Self {
+impl Tables {
+    fn push(draft: &mut Draft, tables: &HostTables, convolutions: usize, channel: Option<&Channel>) -> Self {
         Self {
-            tensors: image.push(tensors),
-            segments: image.push(&tables.segments),
-            sources: image.push(&tables.sources),
-            messages: image.push(&tables.messages),
-            items: image.push(&tables.items),
-            sums: image.push(&tables.sums),
-            written: image.push_zeroed::<u64>(tables.messages.len()),
-            tickets: [image.push_zeroed::<u64>(1), image.push_zeroed::<u64>(1)],
-            payload: image.push(&channel.map_or_else(Vec::new, Channel::payload_addresses)),
-            words: image.push(&channel.map_or_else(Vec::new, Channel::word_addresses)),
-            ways: image.push(channel.map_or(&[][..], Channel::ways)),
-            epoch: image.push(&[channel.map_or(0, Channel::epoch)]),
-            stats: image.push_zeroed::<u64>(size_of::<StepStats>() / 8),
-            trap: image.push_zeroed::<TrapRecord>(1),
+            tensors: draft.image.push_zeroed::<ConvolutionTensors>(convolutions),
+            segments: draft.image.push(&tables.segments),
+            sources: draft.image.push(&tables.sources),
+            messages: draft.image.push(&tables.messages),
+            sums: draft.image.push(&tables.sums),
+            channel: ChannelParts::push(&mut draft.image, channel),
+            items: draft.push_work(&tables.items),
+            waiting: draft.push_words(1),
+            written: draft.push_words(tables.messages.len()),
+            independent: tables.independent,
+            parts: tables.parts,
+            runs: tables.runs,
+            sum_blocks: tables.sums.len(),
         }
     }
 }
 
-/// What is the same for a step's launches.
-struct Launcher<'a> {
-    dtype: Dtype,
-    checker: Option<&'a Checker>,
-    peer_failed: &'a (dyn Fn() -> bool + Sync),
-    launched: Vec<&'static str>,
-}
-
-impl Launcher<'_> {
-    fn launch<X: Executor, K: Kernel>(&mut self, exec: &mut X, grid: Grid, params: &K) -> Result<(), ExecError> {
-        self.launched.push(K::NAME);
-        let launch = Launch {
-            // Names no kernel of the convolution.
-            op: Op::Kda,
-            dtype: self.dtype,
-            blocks: (grid, WARPGROUPS, SHARED_BYTES).into(),
-            checker: self.checker,
-            peer_failed: self.peer_failed,
-        };
-        exec.launch(&launch, params)
-    }
-}
+/// Where a step's tables are.
+pub(super) type TablesOf<X> = Images<X, Tables, Form>;
 
 impl Step<'_> {
     fn rank(&self) -> &RankPlan {
         &self.plan.ranks[self.pe.rank()]
     }
 
-    /// Outputs, and the inputs before segments that began elsewhere.
+    /// Launches the step: results go to `out`, and the inputs before segments that began elsewhere to `before`.
     pub fn forward<X: Executor>(
         &self,
         exec: &mut X,
-        channel: Option<&mut Channel>,
-    ) -> Result<(Vec<ConvolutionOutput>, Tensor, Report), ShortConvolutionError> {
-        let (rank, sizes) = (self.rank(), self.sizes);
-        let tables = self.tables(Direction::Forward);
-        let mut outputs = memory::new_outputs(self.inputs, sizes, rank, self.config.final_state);
-        let mut before = Tensor::zeros(sizes.dtype, &[rank.receiving().count(), sizes.reach(), sizes.columns()]);
+        images: &mut TablesOf<X>,
+        channel: Option<&Channel>,
+        out: &mut [ConvolutionOut<'_>],
+        before: Param,
+    ) -> Result<Launched, ShortConvolutionError> {
+        let placed = self.place(exec, images, channel, Direction::Forward)?;
         let mut tensors = memory::inputs(exec, self.inputs)?;
-        memory::place_outputs(exec, &mut tensors, &mut outputs)?;
-        let before_param = exec.output(BEFORE, &mut before.view_mut())?;
+        memory::place_outputs(exec, &mut tensors, out)?;
         let mut checker = Checker::new();
         memory::expect_written(&mut checker, &tensors);
-        if before_param.is_present() {
-            checker.expect_written("inputs from other PEs", before_param);
+        if before.is_present() {
+            checker.expect_written("inputs from other PEs", before);
         }
-        let report =
-            self.run(exec, channel, (&tables, &tensors), before_param, &checker, |tables| ConvolveParams { tables })?;
-        memory::fetch_outputs(exec, &mut outputs)?;
-        exec.fetch(BEFORE, &mut before.view_mut())?;
-        Ok((outputs, before, report))
+        let tables = self.device_tables(exec, &placed, channel, before);
+        self.launch(exec, "forward", (&placed, &tensors), channel, &checker, |items, ticket| ConvolveParams {
+            tables: ConvolutionTables { items, ticket, ..tables },
+        })
     }
 
-    /// Gradients; `before` is what the forward step kept.
+    /// Launches the step: gradients go to `out`; `before` is what the forward step kept.
     pub fn backward<X: Executor>(
         &self,
         exec: &mut X,
-        channel: Option<&mut Channel>,
-        before: &Tensor,
-        upstream: &[ConvolutionUpstream<'_>],
-    ) -> Result<(Vec<ConvolutionGradients>, Report), ShortConvolutionError> {
+        images: &mut TablesOf<X>,
+        channel: Option<&Channel>,
+        before: Param,
+        (upstream, out): (&[ConvolutionUpstream<'_>], &mut [ConvolutionGradientsOut<'_>]),
+    ) -> Result<Launched, ShortConvolutionError> {
         let (rank, sizes) = (self.rank(), self.sizes);
-        let tables = self.tables(Direction::Backward);
-        let mut gradients = memory::new_gradients(self.inputs, sizes);
+        let placed = self.place(exec, images, channel, Direction::Backward)?;
         let mut tensors = memory::inputs(exec, self.inputs)?;
-        memory::place_gradients(exec, &mut tensors, upstream, &mut gradients, (sizes, tables.runs))?;
-        let before = exec.input(BEFORE, &before.view())?;
+        memory::place_gradients(exec, &mut tensors, upstream, out, (sizes, placed.1.runs))?;
         let after = rank.sending().count() * sizes.reach() * sizes.columns();
         let after = exec.scratch(Scratch::ConvolutionAfter, after, Dtype::F32)?;
         let mut checker = Checker::new();
         memory::expect_written(&mut checker, &tensors);
-        let report = self
-            .run(exec, channel, (&tables, &tensors), before, &checker, |tables| ConvolveBackParams { tables, after })?;
-        memory::fetch_gradients(exec, &mut gradients)?;
-        Ok((gradients, report))
+        let tables = self.device_tables(exec, &placed, channel, before);
+        self.launch(exec, "backward", (&placed, &tensors), channel, &checker, |items, ticket| ConvolveBackParams {
+            tables: ConvolutionTables { items, ticket, ..tables },
+            after,
+        })
     }
 
-    fn tables(&self, direction: Direction) -> HostTables {
-        let biases: Vec<bool> = self.inputs.iter().map(|input| input.bias.is_some()).collect();
-        HostTables::new(self.plan, self.pe.rank(), self.sizes, direction, &biases)
-    }
-
-    /// Launches the kernel that `params` makes parameters for, and the sums after it; reads what they left.
-    fn run<X: Executor, K: Kernel>(
+    /// The step's tables on the device.
+    fn place<X: Executor>(
         &self,
         exec: &mut X,
-        channel: Option<&mut Channel>,
-        (tables, tensors): (&HostTables, &[ConvolutionTensors]),
-        before: Param,
-        checker: &Checker,
-        params: impl Fn(ConvolutionTables) -> K,
-    ) -> Result<Report, ShortConvolutionError> {
-        let channel = channel.map(|channel| {
-            channel.advance();
-            &*channel
-        });
-        let mut image = Image::default();
-        let parts = Parts::push(&mut image, tensors, tables, channel);
-        let base = exec.put_image(&image)?;
-        let watch = Array { addr: exec.watch(), len: (size_of::<Watch>() / size_of::<u64>()) as u64 };
-        let device_tables = self.device_tables(tables, &parts, (base, watch), before);
-        let checker = (self.config.checked && exec.checks()).then_some(checker);
-        let peer_failed = || self.pe.failed_peer().is_some();
-        let dtype = self.sizes.dtype;
-        let mut launcher = Launcher { dtype, checker, peer_failed: &peer_failed, launched: Vec::new() };
-        if exec.waits() == Waits::Host && self.pe.size() > 1 {
-            // Allocating may wait for what runs on the device.
-            self.pe.barrier("memory for the step")?;
-            let items = device_tables.items;
-            let rest = items.addr + (tables.independent * size_of::<ConvolutionItem>()) as u64;
-            let independent = Array { len: tables.independent as u64, ..items };
-            launcher.launch(
-                exec,
-                Grid::Resident,
-                &params(ConvolutionTables { items: independent, ..device_tables }),
-            )?;
-            exec.get_image(&mut image, &peer_failed)?;
-            self.pe.barrier("halos of the step")?;
-            let items = Array { addr: rest, len: items.len - independent.len };
-            let ticket = parts.tickets[1].at(base);
-            launcher.launch(exec, Grid::Resident, &params(ConvolutionTables { items, ticket, ..device_tables }))?;
-        } else if !tables.items.is_empty() {
-            launcher.launch(exec, Grid::Resident, &params(device_tables))?;
-        }
-        if !tables.sums.is_empty() {
-            let (tensors, items) = (device_tables.tensors, parts.sums.at(base));
-            let sums = SumParams { tensors, items, width: self.sizes.width as u32, pad: 0 };
-            launcher.launch(exec, Grid::Blocks(tables.sums.len()), &sums)?;
-        }
-        exec.get_image(&mut image, &peer_failed)?;
-        self.check_trap(exec)?;
-        if let Some(checker) = checker {
-            checker.finish(&launcher.launched.join(", ")).map_err(ExecError::from)?;
-        }
-        self.report(exec, &image, &parts, &launcher.launched)
+        images: &mut TablesOf<X>,
+        channel: Option<&Channel>,
+        direction: Direction,
+    ) -> Result<(Placed, Tables), ShortConvolutionError> {
+        let form = Form {
+            sequences: self.plan.layout.clone(),
+            cuts: self.plan.cuts.clone(),
+            channel: self.layout,
+            channels: self.sizes.channels.clone(),
+            width: self.sizes.width,
+            biases: self.inputs.iter().map(|input| input.bias.is_some()).collect(),
+        };
+        Ok(images.place(exec, &form, |draft| {
+            let tables = HostTables::new(self.plan, self.pe.rank(), self.sizes, direction, &form.biases);
+            Tables::push(draft, &tables, self.inputs.len(), channel)
+        })?)
     }
 
-    fn device_tables(
+    /// Launches the kernel that `params` makes parameters for, out of items and their ticket, with what comes before and after it.
+    fn launch<X: Executor, K: Kernel>(
         &self,
-        tables: &HostTables,
-        parts: &Parts,
-        (base, watch): (u64, Array),
+        exec: &mut X,
+        title: &'static str,
+        ((placed, tables), tensors): (&(Placed, Tables), &[ConvolutionTensors]),
+        channel: Option<&Channel>,
+        checker: &Checker,
+        params: impl Fn(Array, Array) -> K,
+    ) -> Result<Launched, ShortConvolutionError> {
+        let checker = (self.config.checked && exec.checks()).then_some(checker);
+        let peer_failed = || self.pe.failed_peer().is_some();
+        // No kernel of the convolution is named after an operation.
+        let mut common = Common::of((Op::Kda, self.sizes.dtype), checker, &peer_failed);
+        let on_host = exec.waits() == Waits::Host && self.pe.size() > 1;
+        if on_host {
+            // Allocating may wait for what runs on the device.
+            self.pe.barrier("memory for the step")?;
+        }
+        let table = tables.tensors.at(placed.tables);
+        let mut described = [ConvolutionTensors::zeroed(); MAX_CONVOLUTIONS];
+        described[..tensors.len()].copy_from_slice(tensors);
+        exec.begin(&ConvolveBeginParams {
+            begin: beginning(*placed, self.vitals, channel),
+            table,
+            tensors: described,
+        })?;
+        let (items, ticket) = placed.work(tables.items);
+        let blocks = (Grid::Resident, WARPGROUPS, SHARED_BYTES);
+        if on_host {
+            let independent = Array { len: tables.independent as u64, ..items };
+            common.launch(exec, blocks, &params(independent, ticket))?;
+            exec.wait(&peer_failed)?;
+            self.pe.barrier("halos of the step")?;
+            let rest = items.addr + (tables.independent * size_of::<ConvolutionItem>()) as u64;
+            let waiting = Array { addr: rest, len: items.len - independent.len };
+            common.launch(exec, blocks, &params(waiting, placed.words(tables.waiting)))?;
+        } else if items.len > 0 {
+            common.launch(exec, blocks, &params(items, ticket))?;
+        }
+        if tables.sum_blocks > 0 {
+            let items = tables.sums.at(placed.tables);
+            let sums = SumParams { tensors: table, items, width: self.sizes.width as u32, pad: 0 };
+            common.launch(exec, (Grid::Blocks(tables.sum_blocks), WARPGROUPS, SHARED_BYTES), &sums)?;
+        }
+        if checker.is_some() {
+            check_trap(exec, self.pe)?;
+            common.check_written()?;
+        }
+        Ok(Launched {
+            title,
+            kernels: common.launched,
+            exchange: std::time::Duration::ZERO,
+            tokens: self.sizes.b * self.sizes.t,
+            hv: 1,
+            on_host,
+            cuts: None,
+        })
+    }
+
+    /// Without items.
+    fn device_tables<X: Executor>(
+        &self,
+        exec: &X,
+        (placed, tables): &(Placed, Tables),
+        channel: Option<&Channel>,
         before: Param,
     ) -> ConvolutionTables {
+        let (base, mode) = (placed.tables, StepMode::Overlap);
         ConvolutionTables {
-            tensors: parts.tensors.at(base),
-            segments: parts.segments.at(base),
-            sources: parts.sources.at(base),
-            messages: parts.messages.at(base),
-            written: parts.written.at(base),
-            items: parts.items.at(base),
-            ticket: parts.tickets[0].at(base),
+            tensors: tables.tensors.at(base),
+            segments: tables.segments.at(base),
+            sources: tables.sources.at(base),
+            messages: tables.messages.at(base),
+            written: placed.words(tables.written),
+            items: Array::empty(),
+            ticket: Array::empty(),
             before,
-            channel: params::Channel {
-                layout: self.layout,
-                pad: 0,
-                payload: parts.payload.at(base),
-                words: parts.words.at(base),
-                ways: parts.ways.at(base),
-                trap: parts.trap.at(base),
-                watch,
-                stats: parts.stats.at(base),
-                epoch: parts.epoch.at(base),
-                timeout_ns: self.pe.timeout().as_nanos() as u64,
-                pe: self.pe.rank() as u32,
-                mode: StepMode::Overlap as u32,
-            },
+            channel: tables.channel.at(exec, self.pe, (*placed, self.layout), self.vitals, (channel, mode)),
             trace: TraceBuffer::zeroed(),
             width: self.sizes.width as u32,
             columns: self.sizes.columns() as u32,
             parts: tables.parts as u32,
             silu: u32::from(self.activation == Activation::Silu),
         }
-    }
-
-    /// The error of a wait that expired in a kernel; another PE's failure, if that was the reason.
-    fn check_trap<X: Executor>(&self, exec: &X) -> Result<(), ShortConvolutionError> {
-        let trap = exec.trap();
-        if trap.state == TrapRecord::CLEAR {
-            return Ok(());
-        }
-        if let Some((rank, message)) = self.pe.failed_peer() {
-            return Err(WorldError::PeFailed { rank, message }.into());
-        }
-        Err(ShortConvolutionError::Expired(ExpiredHalo { expired: trap.expired }))
-    }
-
-    fn report<X: Executor>(
-        &self,
-        exec: &mut X,
-        image: &Image,
-        parts: &Parts,
-        launched: &[&'static str],
-    ) -> Result<Report, ShortConvolutionError> {
-        let stats: StepStats = bytemuck::cast_slice(&image.get::<u64>(parts.stats))[0];
-        let mut report = Report { tokens: self.sizes.b * self.sizes.t, ..Report::default() };
-        let times = exec.take_times()?;
-        report.kernels =
-            launched.iter().zip(times.launches).map(|(&kernel, time)| KernelTime { kernel, time }).collect();
-        report.device_time = times.span;
-        report.count(&stats, exec.concurrency());
-        let total: Duration = report.kernels.iter().map(|kernel| kernel.time).sum();
-        report.compute = total.saturating_sub(report.exposed_wait + report.slot_wait);
-        report.scratch_bytes = exec.scratch_bytes();
-        report.heap_bytes = exec.heap_bytes(self.pe);
-        report.peak_device_bytes = exec.peak_device_bytes(self.pe);
-        report.waits = exec.waits();
-        Ok(report)
     }
 }

@@ -200,13 +200,14 @@ impl Call<'_> {
     ) -> Result<PePart, ShortConvolutionError> {
         let shares: Vec<_> = self.inputs.iter().map(|input| Share::new(self.plan, rank, input)).collect();
         let inputs: Vec<_> = shares.iter().zip(self.inputs).map(|(share, whole)| share.input(whole)).collect();
-        let forward = op.forward(self.plan, &inputs, self.activation)?;
         let Some(upstream) = self.upstream else {
+            let forward = op.forward(self.plan, &inputs, self.activation)?;
             return Ok(PePart { outputs: forward.outputs, gradients: Vec::new(), report: forward.report });
         };
+        let (forward, saved) = op.forward_saving(self.plan, &inputs, self.activation)?;
         let shares: Vec<_> = upstream.iter().map(|whole| UpstreamShare::new(self.plan, rank, whole)).collect();
         let upstream: Vec<_> = shares.iter().map(UpstreamShare::upstream).collect();
-        let backward = op.backward(self.plan, &inputs, self.activation, &forward.saved, &upstream)?;
+        let backward = op.backward(self.plan, &inputs, self.activation, &saved, &upstream)?;
         Ok(PePart { outputs: forward.outputs, gradients: backward.gradients, report: backward.report })
     }
 
@@ -242,7 +243,7 @@ impl Call<'_> {
             let kernels = Kernels::direct(virtual_pe.gpu).map_err(ExecError::from)?;
             let exec = CudaExecutor::new(virtual_pe.gpu, kernels, virtual_pe.heap.clone(), sharing);
             let exec = exec.map_err(ExecError::from)?;
-            self.on_pe(virtual_pe.pe.rank(), ShortConvolution::on(virtual_pe.pe, config.clone(), exec))
+            self.on_pe(virtual_pe.pe.rank(), ShortConvolution::on(virtual_pe.pe, config.clone(), exec)?)
         })
     }
 }

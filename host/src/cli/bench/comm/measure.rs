@@ -6,7 +6,7 @@ use kernels_gpu::protocol::{ChannelLayout, TrapRecord, Watch};
 
 use super::super::super::progress::Progress;
 use super::CommBenchError;
-use crate::exec::{Executor, Grid, Image, Launch, SymmetricBytes};
+use crate::exec::{Executor, Grid, Image, KeptMemory, Launch, SymmetricBytes};
 use crate::heap::ALIGN;
 use crate::inputs::Op;
 use crate::op::Transport;
@@ -159,7 +159,9 @@ impl Memory {
         let trap = image.push_zeroed::<TrapRecord>(1);
         let wrong = image.push_zeroed::<u64>(1);
         let ticks = image.push_zeroed::<u64>(blocks * (samples as usize + 1));
-        let base = exec.put_image(&image)?;
+        let mut device = exec.keep(image.bytes().len())?;
+        exec.write(&mut device, 0, image.bytes())?;
+        let base = device.address();
         let watch = Array { addr: exec.watch(), len: (size_of::<Watch>() / size_of::<u64>()) as u64 };
         let none = Array { addr: 0, len: 0 };
         let (rank, partner) = (pe.rank(), pe.rank() ^ 1);
@@ -201,7 +203,9 @@ impl Memory {
             peer_failed: &peer_failed,
         };
         exec.launch(&launch, &params)?;
-        exec.get_image(&mut image, &peer_failed)?;
+        exec.wait(&peer_failed)?;
+        exec.read(&mut device, 0, image.bytes_mut())?;
+        exec.reuse(device);
         exec.take_times()?;
         if let [TrapRecord { state: TrapRecord::SET, expired }] = image.get::<TrapRecord>(trap)[..] {
             return Err(match pe.failed_peer() {
