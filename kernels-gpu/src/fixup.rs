@@ -14,14 +14,18 @@
 //! [`crate::cut`]): then there is nothing to add. A source whose M is missing altogether makes those before it superfluous, and they
 //! are not waited for.
 //!
+//! Segments that are walked in parts (see [`crate::params::Segment`]) are merged in the same way, see [`parts`].
+//!
 //! The only kernel that waits for other PEs (outside exact mode). Items come by ticket; the one that merges a
 //! column block precedes those that use its result, so a block only ever waits for blocks that already run.
+
+mod parts;
 
 use crate::comm::{Port, STEP_FIX, Sources};
 use crate::cut;
 use crate::element::DtypeCode;
-use crate::params::{Chunk, Cut, FixItem, FixParams, Matrix, NONE, Segment, StampKind};
-use crate::scan::{own_columns, state_columns};
+use crate::params::{Chunk, Cut, FixItem, FixParams, FixPass, Matrix, NONE, Segment, StampKind};
+use crate::scan::state_columns;
 use crate::tile::{Acc, BLOCK_COLUMNS, OperandElement, RESERVED_BYTES, Shared, Warpgroup, share_of, tile_bytes};
 
 /// Warpgroups in a block of the correction.
@@ -88,11 +92,10 @@ impl Place {
         self.of_item(self.segment.chunks - cut.dropped).min(self.corrected)
     }
 
-    /// Blocks of this PE's own M that are missing: bit i for the i-th.
+    /// Row of the item's head in a lane.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn missing(&self, wg: &Warpgroup<'_>, p: &FixParams) -> u32 {
-        let layout = &p.channel.layout;
-        (0..layout.m_blocks()).fold(0, |all, i| all | (self.cut(wg, p, layout.s_blocks() + i).empty & 1) << i)
+    fn row_of(&self, p: &FixParams, lane: u32) -> u32 {
+        lane.wrapping_mul(p.tables.sizes.hv).wrapping_add(self.item.head)
     }
 }
 
@@ -144,7 +147,7 @@ pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup
         let item: FixItem = wg.read(p.items, ticket as usize);
         let segment: Segment = wg.read(p.tables.segments, item.segment as usize);
         let (first, count) = p.channel.layout.columns(item.block);
-        let row = segment.receive_lane * p.tables.sizes.hv + item.head;
+        let row = segment.receive_lane.wrapping_mul(p.tables.sizes.hv).wrapping_add(item.head);
         let (first, count) = (first as usize, count as usize);
         let mut at = Place { item, segment, row, first, count, corrected: 0, needing: 0 };
         if item.chunks > 0 {
@@ -159,8 +162,11 @@ pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup
             rest: tiles.rest.row_range(0, at.count),
             ..tiles
         };
-        let ready = if item.merges != 0 {
+        let merges = item.pass == FixPass::Merges as u32;
+        let ready = if merges {
             merge(wg, p, &port, &at, &t)
+        } else if item.pass == FixPass::Composes as u32 {
+            parts::compose_segment(wg, p, &port, &at, &t)
         } else {
             at.needing == 0 || fetch(wg, p, &port, &at, &t)
         };
@@ -173,17 +179,44 @@ pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup
         }
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::FixOut, [start, end], [item.head, item.first_chunk], 0);
-        if item.merges != 0 && segment.final_row != NONE && p.finals.is_present() {
+        if merges && segment.final_row != NONE && p.finals.is_present() {
             final_state(wg, p, &at, &t);
         }
     }
 }
 
-/// Waits for the summaries of all PEs before this one, composes them, stores the state and tells the other
-/// blocks. False, on all warpgroups, if a summary did not arrive in time.
+/// Waits for the summaries of all PEs before this one, composes them, stores the state, and the states before the segment's
+/// parts, and tells the other blocks. False, on all warpgroups, if a summary did not arrive in time. (No PE comes before
+/// a segment with which the sequence starts: it is here for its parts, and for who comes after.)
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn merge<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
     let sources = Sources { table: p.tables.sources, first: at.segment.first_source, count: at.segment.sources };
+    if !receive(wg, p, port, at, t, sources) {
+        return false;
+    }
+    parts::states(wg, p, at, t);
+    // All of the states are stored, and all of the slots are read, before one warpgroup says so.
+    wg.sync_block();
+    if sources.count == 0 {
+        return parts::send_state(wg, p, port, at, t);
+    }
+    if wg.index() == 0 {
+        port.publish_merged(wg, at.row, at.item.block);
+        port.finish_reading(wg, at.row, sources.table, sources.first, sources.count);
+    }
+    true
+}
+
+/// Composes what comes from `sources` into the state. False, on all warpgroups, if a summary did not arrive in time.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn receive<E: OperandElement>(
+    wg: &mut Warpgroup<'_>,
+    p: &FixParams,
+    port: &Port<'_>,
+    at: &Place,
+    t: &Tiles<E>,
+    sources: Sources,
+) -> bool {
     let mut i = 0;
     while i < sources.count {
         let next = if wg.index() == 0 { port.await_source(wg, sources, i, at.row, at.item.block) } else { None };
@@ -204,46 +237,35 @@ fn merge<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'
         }
         let s = port.received(wg, from, at.row, at.item.block);
         each_slab(wg, p, |wg, channel, width| {
-            let acc = compose(wg, p, t, s, missing, channel, width, |wg, block| port.received(wg, from, at.row, block));
+            let m = |wg: &Warpgroup<'_>, block| port.received(wg, from, at.row, block);
+            let acc = compose(wg, p, t, Some(s), missing, channel, width, m);
             acc.store(wg, t.state.columns(channel, width));
         });
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::Merge, [start, end], [at.item.head, at.item.block], 0);
         i += 1;
     }
-    to_operand(wg, t);
-    let (first, rows) = share_of(at.count, wg.count(), wg.index());
-    if rows > 0 {
-        wg.store(state_in(p, at).row_range(first, rows), t.state.row_range(first, rows));
-    }
-    // All of the state is stored, and all of the slots are read, before one warpgroup says so.
-    wg.sync_block();
-    if wg.index() == 0 {
-        port.publish_merged(wg, at.row, at.item.block);
-        let table = p.tables.sources;
-        let (first, count) = (at.segment.first_source, at.segment.sources);
-        port.finish_reading(wg, at.row, table, first, count);
-    }
     true
 }
 
-/// The merged state `[count, K]` in global memory.
+/// The merged state `[count, K]` of row `row` in global memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn state_in(p: &FixParams, at: &Place) -> Matrix {
+fn state_in(p: &FixParams, at: &Place, row: u32) -> Matrix {
     let (k, v) = (p.tables.sizes.k as usize, p.tables.sizes.v as usize);
-    p.state_in.matrix((at.row as usize * v + at.first) * k, at.count, k, k, 1)
+    p.state_in.matrix((row as usize * v + at.first) * k, at.count, k, k, 1)
 }
 
-/// Takes the state that another block merged. False, on all warpgroups, if it did not come in time.
+/// Takes the state that another block merged, or an earlier launch. False, on all warpgroups, if it did not come in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn fetch<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
-    let merged = wg.index() != 0 || port.await_merged(wg, at.row, at.item.block);
+    let lane = at.segment.await_lane;
+    let merged = wg.index() != 0 || lane == NONE || port.await_merged(wg, at.row_of(p, lane), at.item.block);
     if !wg.sync_and(merged) {
         return false;
     }
     let (first, rows) = share_of(at.count, wg.count(), wg.index());
     if rows > 0 {
-        wg.load(t.operand.row_range(first, rows), state_in(p, at).row_range(first, rows));
+        wg.load(t.operand.row_range(first, rows), state_in(p, at, at.row).row_range(first, rows));
     }
     wg.sync_block();
     true
@@ -274,15 +296,15 @@ fn each_slab(wg: &mut Warpgroup<'_>, p: &FixParams, mut f: impl FnMut(&mut Warpg
     }
 }
 
-/// Columns `channel ..` of s^T + S_in^T M^T, or s^T + S_in^T M if `m_transposed`, without the blocks of M that are `missing` (bit i
-/// for the i-th). Of narrow operands, the product of the two rests is left out: it is below f32 rounding.
+/// Columns `channel ..` of s^T + S_in^T M^T, or s^T + S_in^T M if `m_transposed`, without s if there is none and without the blocks
+/// of M that are `missing` (bit i for the i-th). Of narrow operands, the product of the two rests is left out: it is below f32 rounding.
 #[allow(clippy::too_many_arguments)]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn compose<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &FixParams,
     t: &Tiles<E>,
-    s: Matrix,
+    s: Option<Matrix>,
     missing: u32,
     channel: usize,
     width: usize,
@@ -290,7 +312,9 @@ fn compose<E: OperandElement>(
 ) -> Acc {
     let layout = &p.channel.layout;
     let mut acc = Acc::zeros(t.state.rows(), width);
-    acc.add_global(wg, s.columns(channel, width));
+    if let Some(s) = s {
+        acc.add_global(wg, s.columns(channel, width));
+    }
     for i in 0..layout.m_blocks() {
         // Rows of what lies there are columns of M.
         let slab = if p.m_transposed != 0 { (channel / BLOCK_COLUMNS) as u32 } else { i };
@@ -354,23 +378,14 @@ fn correct<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place,
     }
 }
 
-/// S_out = S_own + M_own S_in into the caller's final states.
+/// S_out = S_own + M_own S_in into the caller's final states, where S_in is the state before the last part.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn final_state<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>) {
-    let layout = &p.channel.layout;
-    let own = |block| own_columns(layout, &p.own, at.row, block);
-    let missing = at.missing(wg, p);
-    let target = state_columns(
-        &p.tables.sizes,
-        p.v_first != 0,
-        &p.finals,
-        at.segment.final_row,
-        at.item.head,
-        at.first,
-        at.count,
-    );
+    let last = parts::last(wg, p, at);
+    let (sizes, head) = (&p.tables.sizes, at.item.head);
+    let target = state_columns(sizes, p.v_first != 0, &p.finals, at.segment.final_row, head, at.first, at.count);
     each_slab(wg, p, |wg, channel, width| {
-        let mut acc = compose(wg, p, t, own(at.item.block), missing, channel, width, |_, block| own(block));
+        let mut acc = last.after(wg, p, t, at.item.block, channel, width);
         acc.store_global(wg, target.columns(channel, width));
     });
 }

@@ -361,6 +361,10 @@ impl Executor for Cpu {
         self.workers()
     }
 
+    fn multiprocessors(&self) -> usize {
+        1
+    }
+
     fn checks(&self) -> bool {
         true
     }

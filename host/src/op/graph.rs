@@ -86,6 +86,7 @@ impl ContextParallel<'_, CudaExecutor> {
             exchange: std::time::Duration::ZERO,
             tokens: 0,
             hv: captured.hv,
+            parts: 1,
             on_host: false,
             cuts: None,
         };

@@ -1,0 +1,93 @@
+//! Segments that a PE walks in parts: against the f64 reference as everything is, with what the PEs send, and forward and
+//! backward.
+
+mod cp;
+
+use cp::gradients::{Derived, check_gradients, check_training, train};
+use cp::{Solved, check_run, run};
+use deltalink::compare::{Regime, tolerance};
+use deltalink::generate::{BetaKind, Decay, GateKind, Spec};
+use deltalink::gradients::Gradients;
+use deltalink::inputs::{Gate, Inputs, Op, StateLayout};
+use deltalink::op::{Config, Mode, Recompute, Segments, Transport};
+use deltalink::plan::{Cuts, Plan};
+use deltalink::reference::{Problem, backward, recurrent, transition_weight};
+use deltalink::tensor::{Buffer, Dtype, Tensor};
+
+const CHUNK: usize = 16;
+
+fn in_parts(count: usize) -> Segments {
+    Segments::At(count.try_into().unwrap())
+}
+
+fn config(parts: usize) -> Config {
+    Config { segments: in_parts(parts), chunk: CHUNK, ..Config::default() }
+}
+
+/// Slow decay and small steps: what comes before a part is most of what comes after it.
+fn slow(spec: Spec) -> Spec {
+    Spec { decay: Decay::Slow, beta: BetaKind::Small, initial_state: true, ..spec }
+}
+
+/// Where a single sequence is cut if every PE cuts its segment into `parts` parts.
+fn all_cuts(plan: &Plan, parts: usize) -> Vec<usize> {
+    let mut cuts = Vec::new();
+    for pair in plan.cuts.windows(2) {
+        let chunks = (pair[1] - pair[0]).div_ceil(CHUNK);
+        let parts = parts.min(chunks).max(1);
+        cuts.extend((0..parts).map(|i| pair[0] + CHUNK * (i * (chunks / parts) + i.min(chunks % parts))));
+    }
+    cuts.push(plan.layout.tokens());
+    cuts
+}
+
+/// Much of what parts hand on must come from before them, or a wrong M would not show.
+#[track_caller]
+fn assert_transitions_matter(problem: &Problem, plan: &Plan, parts: usize) {
+    let weight = transition_weight(problem, &all_cuts(plan, parts));
+    let forwarded = if parts * plan.pes() > 2 { weight.max_forwarded } else { weight.max_ending };
+    assert!(forwarded > 0.1, "{parts} parts on {} PEs: the transition's weight is {forwarded}", plan.pes());
+}
+
+const MODES: [Mode; 2] = [Mode::Overlap, Mode::Bulk];
+
+#[test]
+fn one_sequence_on_one_to_three_pes() {
+    for (i, (op, dtype)) in
+        [(Op::Kda, Dtype::F32), (Op::Gdn, Dtype::F32), (Op::Kda, Dtype::Bf16), (Op::Gdn, Dtype::F16)]
+            .into_iter()
+            .enumerate()
+    {
+        let solved = Solved::new(&slow(Spec { op, dtype, t: 395, h: 1, hv: 2, k: 32, v: 48, ..Spec::default() }));
+        for (cuts, parts) in
+            [vec![], vec![150], vec![130, 270]].into_iter().flat_map(|c| [1, 2, 3, 8].map(|n| (c.clone(), n)))
+        {
+            let plan = solved.plan(&Cuts::at(cuts));
+            if parts * plan.pes() > 1 {
+                assert_transitions_matter(&solved.problem, &plan, parts);
+            }
+            for mode in MODES {
+                let checked = (i + parts) % 2 == 0;
+                let config = Config { mode, checked, workers: Some(1 + parts % 3), ..config(parts) };
+                let found = check_run("parts", &solved, &plan, &config, tolerance(dtype, Regime::Ordinary));
+                assert!(!found.is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn reports_say_how_many_parts_there_were_and_what_they_took() {
+    let solved = Solved::new(&slow(Spec { t: 200, h: 1, hv: 1, k: 16, v: 16, ..Spec::default() }));
+    let plan = solved.plan(&Cuts::at(vec![190]));
+    let reports = |segments| {
+        let parts = run(&plan, &solved.inputs(), &Config { segments, ..config(1) }).unwrap();
+        parts.into_iter().map(|part| (part.report.parts, part.report.scratch_bytes)).collect::<Vec<_>>()
+    };
+    let (whole, three) = (reports(in_parts(1)), reports(in_parts(3)));
+    // The second PE has a single chunk.
+    assert_eq!((whole[0].0, whole[1].0, three[0].0, three[1].0), (1, 1, 3, 1));
+    assert!(three[0].1 > whole[0].1, "{three:?} {whole:?}");
+    // A CPU has nothing that idles.
+    assert_eq!(reports(Segments::Auto), whole);
+}
