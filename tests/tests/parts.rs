@@ -91,3 +91,89 @@ fn reports_say_how_many_parts_there_were_and_what_they_took() {
     // A CPU has nothing that idles.
     assert_eq!(reports(Segments::Auto), whole);
 }
+
+#[test]
+fn gradients_on_one_to_three_pes() {
+    for (i, (op, dtype)) in
+        [(Op::Kda, Dtype::F32), (Op::Gdn, Dtype::F32), (Op::Kda, Dtype::Bf16), (Op::Gdn, Dtype::F16)]
+            .into_iter()
+            .enumerate()
+    {
+        let gate = [GateKind::Given, GateKind::Softplus][i % 2];
+        let spec = Spec { op, dtype, gate, t: 330, h: 1, hv: 2, k: 32, v: 48, ..Spec::default() };
+        let derived = Derived::new(&slow(spec), i != 1);
+        for (cuts, parts) in
+            [vec![], vec![150], vec![110, 220]].into_iter().flat_map(|c| [1, 2, 3, 8].map(|n| (c.clone(), n)))
+        {
+            let plan = derived.plan(&Cuts::at(cuts));
+            if parts * plan.pes() > 1 {
+                assert_transitions_matter(&derived.solved.problem, &plan, parts);
+            }
+            let mode = MODES[parts / 2 % 2];
+            let recompute = [Recompute::All, Recompute::States][parts % 2];
+            let config =
+                Config { mode, recompute, checked: parts % 3 == 0, workers: Some(1 + parts % 3), ..config(parts) };
+            let found = check_training("parts", &derived, &plan, &config);
+            assert!(found.len() >= 5, "{found:?}");
+        }
+    }
+}
+
+#[test]
+fn packed_sequences_batches_and_grouped_heads() {
+    // Empty sequences, ones that are shorter than a chunk, ones with fewer chunks than parts, and cuts inside long ones.
+    let packed = Spec { t: 500, h: 1, hv: 2, k: 16, v: 80, ..Spec::default() };
+    let packed = Spec { cu_seqlens: Some(vec![0, 0, 7, 150, 160, 160, 420, 480, 500]), ..packed };
+    let batch = Spec { b: 2, t: 170, h: 2, hv: 4, k: 80, v: 32, state_layout: StateLayout::VFirst, ..Spec::default() };
+    for (spec, cuts) in [(packed, [vec![], vec![60, 300]]), (batch, [vec![], vec![100]])] {
+        for op in [Op::Kda, Op::Gdn] {
+            let derived = Derived::new(&slow(Spec { op, ..spec.clone() }), true);
+            for (cuts, parts) in cuts.iter().flat_map(|cuts| [2, 3].map(|parts| (cuts, parts))) {
+                let plan = derived.plan(&Cuts::at(cuts.clone()));
+                let config = Config { checked: true, mode: MODES[parts % 2], ..config(parts) };
+                check_run("parts", &derived.solved, &plan, &config, tolerance(Dtype::F32, Regime::Ordinary));
+                check_training("parts", &derived, &plan, &Config { checked: parts == 2, ..config });
+            }
+        }
+    }
+}
+
+#[test]
+fn every_transport_and_no_final_states() {
+    let derived = Derived::new(&slow(Spec { t: 300, h: 1, hv: 1, k: 32, v: 16, ..Spec::default() }), false);
+    let plan = derived.plan(&Cuts::equal(3));
+    assert_transitions_matter(&derived.solved.problem, &plan, 3);
+    let config = Config { transport: Transport::Put, final_state: false, ..config(3) };
+    check_run("puts", &derived.solved, &plan, &config, tolerance(Dtype::F32, Regime::Ordinary));
+    check_training("puts", &derived, &plan, &config);
+}
+
+/// One part is what there was before there were parts, and what parts give follows from their number alone.
+#[test]
+fn bits_depend_on_the_number_of_parts_only() {
+    let derived = Derived::new(&slow(Spec { t: 260, h: 1, hv: 2, k: 32, v: 32, ..Spec::default() }), true);
+    let bits = |cuts: &[usize], config: &Config| {
+        let plan = derived.plan(&Cuts::at(cuts.to_vec()));
+        let parts = train(&derived, &plan, config).unwrap();
+        let of = |part: &cp::gradients::Trained| {
+            let gradients = part.backward.gradients.to_f64();
+            let forward = (part.forward.o.data.to_f64(), part.forward.final_state.as_ref().map(|s| s.data.to_f64()));
+            (forward, [gradients.dq, gradients.dk, gradients.dv, gradients.dg, gradients.dbeta])
+        };
+        parts.iter().map(of).collect::<Vec<_>>()
+    };
+    for cuts in [&[][..], &[100]] {
+        let one = bits(cuts, &config(1));
+        assert!(one == bits(cuts, &Config { segments: Segments::Auto, ..config(1) }), "auto on the CPU is one part");
+        let three = bits(cuts, &Config { workers: Some(1), ..config(3) });
+        assert!(one != three, "three parts multiply in another order");
+        for (mode, workers) in [(Mode::Overlap, 3), (Mode::Bulk, 2)] {
+            assert!(
+                three == bits(cuts, &Config { mode, workers: Some(workers), ..config(3) }),
+                "{mode}, {workers} workers"
+            );
+        }
+        let exact = |parts| bits(cuts, &Config { mode: Mode::Exact, ..config(parts) });
+        assert!(exact(1) == exact(3), "exact mode never cuts");
+    }
+}
