@@ -3,16 +3,17 @@
 
 mod cp;
 
-use cp::gradients::{Derived, check_gradients, check_training, train};
+use cp::gradients::{Derived, check_training, train};
 use cp::{Solved, check_run, run};
-use deltalink::compare::{Regime, tolerance};
+use deltalink::compare::{Allowance, Regime, gradients_within, mismatch, tolerance};
 use deltalink::generate::{BetaKind, Decay, GateKind, Spec};
-use deltalink::gradients::Gradients;
 use deltalink::inputs::{Gate, Inputs, Op, StateLayout};
+use deltalink::op::whole;
 use deltalink::op::{Config, Mode, Recompute, Segments, Transport};
 use deltalink::plan::{Cuts, Plan};
 use deltalink::reference::{Problem, backward, recurrent, transition_weight};
 use deltalink::tensor::{Buffer, Dtype, Tensor};
+use deltalink::world::WorldOptions;
 
 const CHUNK: usize = 16;
 
@@ -175,5 +176,64 @@ fn bits_depend_on_the_number_of_parts_only() {
         }
         let exact = |parts| bits(cuts, &Config { mode: Mode::Exact, ..config(parts) });
         assert!(exact(1) == exact(3), "exact mode never cuts");
+    }
+}
+
+/// Every head has decays of its own: one keeps what it has, one forgets all of it in its tenth chunk, which is the last of one part
+/// or in the middle of one, one forgets at every token.
+#[test]
+fn heads_of_which_each_forgets_in_its_own_way() {
+    let mut walked = Vec::new();
+    for (op, parts, cuts) in [
+        (Op::Kda, 2, vec![]),
+        (Op::Gdn, 3, vec![]),
+        (Op::Kda, 8, vec![150]),
+        (Op::Gdn, 2, vec![64]),
+        (Op::Kda, 3, vec![64, 320]),
+        (Op::Gdn, 2, vec![64, 320]),
+    ] {
+        let derived = Derived::new(&slow(Spec { op, t: 395, h: 1, hv: 3, k: 32, v: 32, ..Spec::default() }), true);
+        let base = derived.solved.inputs();
+        let Gate::Given(given) = &base.gate else { panic!("not the gate that was asked for") };
+        let width = if op == Op::Kda { 32 } else { 1 };
+        let value = |i: usize, slow: f64| match (i / width % 3, i / width / 3) {
+            (0, _) => slow,
+            (1, token) if token / CHUNK == 9 => -4.0,
+            (1, _) => 0.3 * slow,
+            _ => -1.5 + slow,
+        };
+        let values = given.to_f64().into_iter().enumerate().map(|(i, x)| value(i, x));
+        let g = Tensor { shape: given.shape().to_vec(), data: Buffer::from_f64(given.dtype(), values) };
+        let inputs = Inputs { gate: Gate::Given(g.view()), ..base.clone() };
+        let problem = Problem::new(&inputs, None).unwrap();
+        let plan = derived.plan(&Cuts::at(cuts));
+        assert_transitions_matter(&problem, &plan, parts);
+        let upstream = derived.upstream.view();
+        let (expected, reference) = (recurrent(&problem), backward(&problem, &upstream).unwrap());
+        for mode in MODES {
+            let label = format!("{op}, {parts} parts, cuts {:?}, {mode}", plan.cuts);
+            let config = Config { mode, checked: mode == Mode::Bulk, ..config(parts) };
+            let found = whole::backward(&plan, &inputs, &upstream, &config, &WorldOptions::default()).unwrap();
+            let limit = tolerance(Dtype::F32, Regime::Ordinary);
+            let forward = &found.forward;
+            let states = &forward.final_state.as_ref().unwrap().data;
+            for (name, found, expected) in [("o", &forward.o.data, &expected.o), ("ht", states, &expected.ht)] {
+                let wrong = mismatch(name, &[expected.len()], &found.to_f64(), expected, limit);
+                assert_eq!(wrong, None, "{label}");
+            }
+            let found_gradients = found.gradients.to_f64();
+            for checked in gradients_within(&inputs, &problem, &found_gradients, &reference, Allowance::default()) {
+                assert_eq!(checked.mismatch, None, "{label}");
+            }
+            let cut = forward
+                .reports
+                .iter()
+                .fold((0, 0), |all, report| (all.0 + report.cut.m_chunks, all.1 + report.cut.m_chunks_walked));
+            walked.push((label, cut));
+        }
+    }
+    for (label, (all, walked)) in walked {
+        // Of the head that forgets everywhere no more than a chunk or two of a part, of the one that never does all.
+        assert!(walked < all && 3 * walked > all, "{label}: {walked} of {all} chunks of M were walked");
     }
 }
