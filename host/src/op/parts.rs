@@ -31,11 +31,9 @@ impl Room {
     /// into parts of equal length.
     fn parts(&self, chunks: usize, all: usize) -> usize {
         let parts = self.multiprocessors / self.blocks.max(1);
-        if parts < FEWEST {
-            return 1;
-        }
-        let length = all.div_ceil(parts).max(FEWEST_CHUNKS);
-        let count = chunks / length;
+        // Its share, rounded down: more parts than fit would be walked one round later.
+        let share = chunks * parts / all.max(1);
+        let count = share.min(chunks / FEWEST_CHUNKS);
         if count < FEWEST { 1 } else { count }
     }
 }
