@@ -191,16 +191,11 @@ pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn merge<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
     let sources = Sources { table: p.tables.sources, first: at.segment.first_source, count: at.segment.sources };
-    if !receive(wg, p, port, at, t, sources) {
+    // All of the states are stored, and all of the slots are read, before one warpgroup says so.
+    if !receive(wg, p, port, at, t, sources) || !parts::merge_states(wg, p, port, at, t) {
         return false;
     }
-    parts::states(wg, p, at, t);
-    // All of the states are stored, and all of the slots are read, before one warpgroup says so.
-    wg.sync_block();
-    if sources.count == 0 {
-        return parts::send_state(wg, p, port, at, t);
-    }
-    if wg.index() == 0 {
+    if sources.count > 0 && wg.index() == 0 {
         port.publish_merged(wg, at.row, at.item.block);
         port.finish_reading(wg, at.row, sources.table, sources.first, sources.count);
     }

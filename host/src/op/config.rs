@@ -225,3 +225,22 @@ impl Default for Config {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_parts_are_said_and_read_alike() {
+        let three = Segments::At(NonZeroUsize::new(3).unwrap());
+        for (segments, text, json) in [(Segments::Auto, "auto", "\"auto\""), (three, "3", "3")] {
+            assert_eq!((segments.to_string().as_str(), text.parse()), (text, Ok(segments)));
+            assert_eq!(serde_json::to_string(&segments).unwrap(), json);
+            assert_eq!(serde_json::from_str::<Segments>(json).unwrap(), segments);
+        }
+        for bad in ["0", "-1", "all", "2.5", ""] {
+            assert!(bad.parse::<Segments>().unwrap_err().contains("from 1 on"), "{bad}");
+        }
+        assert!(serde_json::from_str::<Segments>("0").is_err());
+    }
+}

@@ -94,55 +94,17 @@ fn kept_transition(p: &FixParams, row: u32, block: u32) -> Matrix {
 }
 
 /// Goes on from the state before the segment and stores the state before each part. Leaves the one before the last part, also as an
-/// operand. Where the sequence starts here the first part has none, but S.
+/// operand. Where the sequence starts here the first part has none, but S; and the state after the segment goes to those who come
+/// after, complete. False, on all warpgroups, if a slot did not become free in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(super) fn states<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>) {
-    let start = wg.clock();
-    let mut number = 0;
-    if at.segment.sources == 0 {
-        let first = part(wg, p, at, 0);
-        load(wg, t, first.summary(p, at.item.block));
-        number = 1;
-    }
-    loop {
-        to_operand(wg, t);
-        let part = part(wg, p, at, number);
-        let (first, rows) = share_of(at.count, wg.count(), wg.index());
-        if rows > 0 {
-            wg.store(state_in(p, at, part.row).row_range(first, rows), t.state.row_range(first, rows));
-        }
-        number += 1;
-        if number >= at.segment.parts {
-            break;
-        }
-        // All have read the state that the next one replaces.
-        wg.sync_block();
-        advance(wg, p, at, t, &part);
-    }
-    if at.segment.parts > 1 {
-        let end = wg.clock();
-        wg.stamp_block(&p.trace, StampKind::Merge, [start, end], [at.item.head, at.item.block], 0);
-    }
-}
-
-/// The state after the segment to those who come after, where the sequence starts here: it is complete. False, on all
-/// warpgroups, if a slot did not become free in time.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(super) fn send_state<E: OperandElement>(
+pub(super) fn merge_states<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &FixParams,
     port: &Port<'_>,
     at: &Place,
     t: &Tiles<E>,
 ) -> bool {
-    if at.segment.targets == 0 {
-        return true;
-    }
-    let last = last(wg, p, at);
-    advance(wg, p, at, t, &last);
-    wg.sync_block();
-    let sent = wg.index() != 0 || send(wg, p, port, at, t.state, false);
-    wg.sync_and(sent)
+    along(wg, p, port, at, t, Along { starts_here: at.segment.sources == 0, composes: false })
 }
 
 /// A column block of the segment's [S | M], composed of those of its parts, to those who come after; M also to where it is kept
@@ -155,28 +117,71 @@ pub(super) fn compose_segment<E: OperandElement>(
     at: &Place,
     t: &Tiles<E>,
 ) -> bool {
+    along(wg, p, port, at, t, Along { starts_here: true, composes: true })
+}
+
+/// What is done along the parts.
+#[derive(Clone, Copy)]
+struct Along {
+    /// Whether the first part's summary is what it begins with, in place of a state before it.
+    starts_here: bool,
+    /// Whether the pair of the segment is composed, in place of states.
+    composes: bool,
+}
+
+/// From part to part, and past the last one if the result is sent. One place for both, as the products are much code.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn along<E: OperandElement>(
+    wg: &mut Warpgroup<'_>,
+    p: &FixParams,
+    port: &Port<'_>,
+    at: &Place,
+    t: &Tiles<E>,
+    along: Along,
+) -> bool {
     let start = wg.clock();
-    let block = at.item.block;
+    let Along { starts_here, composes } = along;
+    let (block, parts) = (at.item.block, at.segment.parts);
     let is_state = p.channel.layout.is_state(block);
-    let first = part(wg, p, at, 0);
-    let mut cut = if is_state { Cut::default() } else { first.cut(wg, p, block) };
-    if cut.empty == 0 {
-        load(wg, t, first.summary(p, block));
+    let sends = starts_here && at.segment.targets > 0;
+    let (mut number, mut cut) = (0, Cut::default());
+    if starts_here {
+        let first = part(wg, p, at, 0);
+        if !is_state {
+            cut = first.cut(wg, p, block);
+        }
+        if cut.empty == 0 {
+            load(wg, t, first.summary(p, block));
+        }
+        number = 1;
     }
-    let mut number = 1;
-    while number < at.segment.parts && cut.empty == 0 {
+    while number < parts && cut.empty == 0 {
+        to_operand(wg, t);
         let part = part(wg, p, at, number);
-        if !is_state && part.missing(wg, p) == port.all_blocks() {
-            cut = part.cut(wg, p, block);
-        } else {
-            to_operand(wg, t);
-            advance(wg, p, at, t, &part);
+        let (first, rows) = share_of(at.count, wg.count(), wg.index());
+        if !composes && rows > 0 {
+            wg.store(state_in(p, at, part.row).row_range(first, rows), t.state.row_range(first, rows));
         }
         number += 1;
+        if !is_state && part.missing(wg, p) == port.all_blocks() {
+            cut = part.cut(wg, p, block);
+        } else if number < parts || sends {
+            // All have read the state that the next one replaces.
+            wg.sync_block();
+            each_slab(wg, p, |wg, channel, width| {
+                let acc = part.after(wg, p, t, block, channel, width);
+                acc.store(wg, t.state.columns(channel, width));
+            });
+        }
     }
     wg.sync_block();
-    let end = wg.clock();
-    wg.stamp_block(&p.trace, StampKind::Merge, [start, end], [at.item.head, block], 0);
+    if parts > 1 {
+        let end = wg.clock();
+        wg.stamp_block(&p.trace, StampKind::Merge, [start, end], [at.item.head, block], 0);
+    }
+    if !sends {
+        return true;
+    }
     let mut sent = true;
     if wg.index() == 0 {
         let empty = cut.empty != 0;
@@ -199,16 +204,6 @@ fn load<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>, source: Matrix)
     if rows > 0 {
         wg.load(t.state.row_range(first, rows), source.row_range(first, rows));
     }
-}
-
-/// The state's tile goes past `part`, each warpgroup its slabs of K; a barrier of the block must follow. The operand is that of the
-/// tile.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn advance<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>, part: &Part) {
-    each_slab(wg, p, |wg, channel, width| {
-        let acc = part.after(wg, p, t, at.item.block, channel, width);
-        acc.store(wg, t.state.columns(channel, width));
-    });
 }
 
 /// The item's column block to whoever needs it, by one warpgroup. False if a slot did not become free in time.
