@@ -21,6 +21,8 @@
 
 mod parts;
 
+pub use parts::join_parts;
+
 use crate::comm::{Port, STEP_FIX, Sources};
 use crate::cut;
 use crate::element::DtypeCode;
@@ -58,6 +60,37 @@ pub(crate) struct Tiles<E> {
     q_tilde: Shared<E>,
 }
 
+impl<E: OperandElement> Tiles<E> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn new(wg: &mut Warpgroup<'_>, p: &FixParams) -> Self {
+        let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
+        // A copy of the state also for f32: one warpgroup still reads it while another stores its part of the next state.
+        let operand = wg.shared(BLOCK_COLUMNS, k);
+        let m = wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS);
+        let tiles = Self {
+            state: wg.shared(BLOCK_COLUMNS, k),
+            operand,
+            rest: if E::WIDE { operand } else { wg.shared(BLOCK_COLUMNS, k) },
+            m,
+            m_rest: if E::WIDE { m } else { wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS) },
+            q_tilde: wg.private(c, BLOCK_COLUMNS),
+        };
+        wg.expect_shared(shared_bytes(k, c, E::CODE.size()));
+        tiles
+    }
+
+    /// The rows of a place.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn of(&self, at: &Place) -> Self {
+        Self {
+            state: self.state.row_range(0, at.count),
+            operand: self.operand.row_range(0, at.count),
+            rest: self.rest.row_range(0, at.count),
+            ..*self
+        }
+    }
+}
+
 /// An item's place: which state, and which 64 columns of it.
 pub(crate) struct Place {
     pub(crate) item: FixItem,
@@ -74,6 +107,14 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn of(wg: &Warpgroup<'_>, p: &FixParams, item: FixItem) -> Self {
+        let segment: Segment = wg.read(p.tables.segments, item.segment as usize);
+        let (first, count) = p.channel.layout.columns(item.block);
+        let row = segment.receive_lane.wrapping_mul(p.tables.sizes.hv).wrapping_add(item.head);
+        Self { item, segment, row, first: first as usize, count: count as usize, corrected: 0, needing: 0 }
+    }
+
     /// Of `chunks`, the first chunks of the segment, how many belong to the item.
     fn of_item(&self, chunks: u32) -> u32 {
         chunks.saturating_sub(self.item.first_chunk).min(self.item.chunks)
@@ -124,19 +165,7 @@ pub fn fix_out<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams) {
 /// [`fix_out`], corrected by `B`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup<'_>, p: &FixParams) {
-    let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
-    // A copy of the state also for f32: one warpgroup still reads it while another stores its part of the next state.
-    let operand = wg.shared(BLOCK_COLUMNS, k);
-    let m = wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS);
-    let tiles = Tiles::<E> {
-        state: wg.shared(BLOCK_COLUMNS, k),
-        operand,
-        rest: if E::WIDE { operand } else { wg.shared(BLOCK_COLUMNS, k) },
-        m,
-        m_rest: if E::WIDE { m } else { wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS) },
-        q_tilde: wg.private(c, BLOCK_COLUMNS),
-    };
-    wg.expect_shared(shared_bytes(k, c, E::CODE.size()));
+    let tiles = Tiles::<E>::new(wg, p);
     let m_dtype = DtypeCode::from_code(p.m_dtype);
     let port = Port { channel: &p.channel, trace: &p.trace, step: STEP_FIX, m_dtype };
     loop {
@@ -145,31 +174,17 @@ pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup
             return;
         }
         let item: FixItem = wg.read(p.items, ticket as usize);
-        let segment: Segment = wg.read(p.tables.segments, item.segment as usize);
-        let (first, count) = p.channel.layout.columns(item.block);
-        let row = segment.receive_lane.wrapping_mul(p.tables.sizes.hv).wrapping_add(item.head);
-        let (first, count) = (first as usize, count as usize);
-        let mut at = Place { item, segment, row, first, count, corrected: 0, needing: 0 };
+        let mut at = Place::of(wg, p, item);
+        let segment = at.segment;
         if item.chunks > 0 {
             at.corrected = at.of_item(segment.chunks - at.cut(wg, p, item.block).dropped);
             for i in 0..p.channel.layout.m_blocks() {
                 at.needing = at.needing.max(at.with_block(wg, p, i));
             }
         }
-        let t = Tiles {
-            state: tiles.state.row_range(0, at.count),
-            operand: tiles.operand.row_range(0, at.count),
-            rest: tiles.rest.row_range(0, at.count),
-            ..tiles
-        };
+        let t = tiles.of(&at);
         let merges = item.pass == FixPass::Merges as u32;
-        let ready = if merges {
-            merge(wg, p, &port, &at, &t)
-        } else if item.pass == FixPass::Composes as u32 {
-            parts::compose_segment(wg, p, &port, &at, &t)
-        } else {
-            at.needing == 0 || fetch(wg, p, &port, &at, &t)
-        };
+        let ready = if merges { merge(wg, p, &port, &at, &t) } else { at.needing == 0 || fetch(wg, p, &port, &at, &t) };
         if !ready {
             return;
         }
@@ -185,62 +200,72 @@ pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup
     }
 }
 
-/// Waits for the summaries of all PEs before this one, composes them, stores the state, and the states before the segment's
-/// parts, and tells the other blocks. False, on all warpgroups, if a summary did not arrive in time. (No PE comes before
-/// a segment with which the sequence starts: it is here for its parts, and for who comes after.)
+/// Waits for the summaries of all PEs before this one, composes them, stores the state, or the states before the segment's
+/// parts, and tells the other blocks. False, on all warpgroups, if a summary did not arrive in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn merge<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
     let sources = Sources { table: p.tables.sources, first: at.segment.first_source, count: at.segment.sources };
-    // All of the states are stored, and all of the slots are read, before one warpgroup says so.
-    if !receive(wg, p, port, at, t, sources) || !parts::merge_states(wg, p, port, at, t) {
-        return false;
-    }
-    if sources.count > 0 && wg.index() == 0 {
-        port.publish_merged(wg, at.row, at.item.block);
-        port.finish_reading(wg, at.row, sources.table, sources.first, sources.count);
-    }
-    true
-}
-
-/// Composes what comes from `sources` into the state. False, on all warpgroups, if a summary did not arrive in time.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn receive<E: OperandElement>(
-    wg: &mut Warpgroup<'_>,
-    p: &FixParams,
-    port: &Port<'_>,
-    at: &Place,
-    t: &Tiles<E>,
-    sources: Sources,
-) -> bool {
     let mut i = 0;
-    while i < sources.count {
-        let next = if wg.index() == 0 { port.await_source(wg, sources, i, at.row, at.item.block) } else { None };
-        let next = wg.share_block(next.map_or(u64::MAX, u64::from)) as u32;
-        if next == u32::MAX {
-            return false;
-        }
-        if next > i {
-            i = next;
-            continue;
-        }
+    // The other PEs, then this one's parts but the last.
+    while i + 1 < sources.count + at.segment.parts {
         let start = wg.clock();
-        let from = sources.get(wg, i);
-        // The first PE of a sequence sends its state, which is complete: no M.
-        let missing = if i == 0 { port.all_blocks() } else { port.empty_blocks(wg, from, at.row) };
-        if missing != port.all_blocks() {
-            to_operand(wg, t);
+        let is_part = i >= sources.count;
+        let part = parts::part(wg, p, at, i.saturating_sub(sources.count));
+        let mut from = 0;
+        let missing;
+        if is_part {
+            missing = part.missing(wg, p);
+            keep(wg, p, at, t, part.row);
+        } else {
+            let next = if wg.index() == 0 { port.await_source(wg, sources, i, at.row, at.item.block) } else { None };
+            let next = wg.share_block(next.map_or(u64::MAX, u64::from)) as u32;
+            if next == u32::MAX {
+                return false;
+            }
+            if next > i {
+                i = next;
+                continue;
+            }
+            from = sources.get(wg, i);
+            // The first PE of a sequence sends its state, which is complete: no M.
+            missing = if i == 0 { port.all_blocks() } else { port.empty_blocks(wg, from, at.row) };
+            if missing != port.all_blocks() {
+                to_operand(wg, t);
+            }
         }
-        let s = port.received(wg, from, at.row, at.item.block);
+        let block = |wg: &Warpgroup<'_>, block| match (is_part, p.channel.layout.is_state(block)) {
+            (false, _) => port.received(wg, from, at.row, block),
+            (true, true) => part.summary(p, block),
+            (true, false) => part.transition(p, block),
+        };
+        let s = block(wg, at.item.block);
         each_slab(wg, p, |wg, channel, width| {
-            let m = |wg: &Warpgroup<'_>, block| port.received(wg, from, at.row, block);
-            let acc = compose(wg, p, t, Some(s), missing, channel, width, m);
+            let acc = compose(wg, p, t, Some(s), missing, channel, width, block);
             acc.store(wg, t.state.columns(channel, width));
         });
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::Merge, [start, end], [at.item.head, at.item.block], 0);
         i += 1;
     }
+    let last = parts::last(wg, p, at);
+    keep(wg, p, at, t, last.row);
+    // All of the states are stored, and all of the slots are read, before one warpgroup says so.
+    if wg.index() == 0 {
+        port.publish_merged(wg, at.row, at.item.block);
+        port.finish_reading(wg, at.row, sources.table, sources.first, sources.count);
+    }
     true
+}
+
+/// Stores the state of row `row`, and makes it an operand; ends with a barrier of the block.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn keep<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>, row: u32) {
+    to_operand(wg, t);
+    let (first, rows) = share_of(at.count, wg.count(), wg.index());
+    if rows > 0 {
+        wg.store(state_in(p, at, row).row_range(first, rows), t.state.row_range(first, rows));
+    }
+    wg.sync_block();
 }
 
 /// The merged state `[count, K]` of row `row` in global memory.

@@ -1,10 +1,10 @@
-//! A forward step on one PE: `prep`, `scan_push`, `fix_out`.
+//! A forward step on one PE: `prep`, `scan_push`, `join_parts` where segments are walked in parts, `fix_out`.
 
 use std::time::{Duration, Instant};
 
 use kernels_gpu::fixup;
 use kernels_gpu::hopper;
-use kernels_gpu::params::{FixParams, Records, ScanParams, Tensor as Param};
+use kernels_gpu::params::{FixParams, JoinParams, Records, ScanParams, Tensor as Param};
 use kernels_gpu::scan::own_len;
 use kernels_gpu::tile::host::Checker;
 
@@ -136,14 +136,8 @@ impl Step<'_> {
             m_transposed: 0,
             pad: 0,
         };
-        let join_params = FixParams { items: join_items, ticket: join_ticket, ..fix_params };
-        let fix_blocks = {
-            let shared_bytes = match body {
-                Body::Portable => fixup::shared_bytes(k, config.chunk, element),
-                Body::Hopper => hopper::FIX_SHARED,
-            };
-            Blocks { grid: Grid::Resident, body, warpgroups: fixup::WARPGROUPS, shared_bytes }
-        };
+        let join_params = JoinParams { fix: FixParams { items: join_items, ticket: join_ticket, ..fix_params } };
+        let fix_shared = fixup::shared_bytes(k, config.chunk, element);
         let mut checker = Checker::new();
         let checked = config.checked && exec.checks();
         if checked {
@@ -172,7 +166,7 @@ impl Step<'_> {
             common.launch(exec, scan_blocks, &scan_params)?;
         }
         if tables.joins {
-            common.launch(exec, fix_blocks, &join_params)?;
+            common.launch(exec, (Grid::Resident, fixup::WARPGROUPS, fix_shared), &join_params)?;
         }
         if on_host && config.mode == Mode::Overlap {
             exec.wait(&peer_failed)?;
@@ -192,7 +186,12 @@ impl Step<'_> {
             exchange = start.elapsed();
         }
         if tables.corrects {
-            common.launch(exec, fix_blocks, &fix_params)?;
+            let shared_bytes = match body {
+                Body::Portable => fix_shared,
+                Body::Hopper => hopper::FIX_SHARED,
+            };
+            let blocks = Blocks { grid: Grid::Resident, body, warpgroups: fixup::WARPGROUPS, shared_bytes };
+            common.launch(exec, blocks, &fix_params)?;
         }
         if checked && rows.entries() > 0 {
             self.check_trap(exec)?;

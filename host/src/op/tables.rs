@@ -21,7 +21,7 @@ pub(super) struct HostTables {
     pub sources: Vec<u32>,
     pub targets: Vec<Target>,
     pub scan: Vec<ScanItem>,
-    /// Of the correction, what waits for no other PE, and what others wait for.
+    /// Of segments that are walked in parts: what waits for no other PE.
     pub join: Vec<FixItem>,
     pub fix: Vec<FixItem>,
 }

@@ -1,24 +1,51 @@
-//! Segments that one PE walks in parts: the states before the parts, and what of the whole segment other PEs need.
+//! `join_parts`: of segments that one PE walks in parts, what waits for no other PE. The states before the parts where the sequence
+//! starts here, and of other segments what PEs after this one need.
 //!
 //! ```text
 //! S_in <- S_part + M_part S_in                     from part to part; S of a sequence's first part is absolute
-//! [S | M] <- [S_part | 0] + M_part [S | M]         the pair of the whole segment, for PEs that come after others
+//! [S | M] <- [S_part | 0] + M_part [S | M]         the pair of the whole segment, if the sequence starts before it
 //! ```
 //! Both are made of what the walk has left in local memory, so nothing here waits but for free slots. Of a part whose M is missing
-//! only S is left, and a segment with one has no M.
+//! only S is left, and a segment with one has no M. Where a sequence starts before the segment, [`fix_out`](super::fix_out) makes the
+//! states before the parts of what it merges.
 
-use super::{Place, Tiles, compose, each_slab, state_in, to_operand};
-use crate::comm::{Port, Targets};
+use super::{Place, Tiles, compose, each_slab, final_state, keep, to_operand};
+use crate::comm::{Port, STEP_JOIN, Targets};
 use crate::cut;
-use crate::params::{Cut, FixParams, Matrix, Segment, StampKind, StepMode};
+use crate::element::DtypeCode;
+use crate::params::{Cut, FixItem, FixParams, FixPass, JoinParams, Matrix, NONE, Segment, StampKind, StepMode};
 use crate::scan::own_columns;
 use crate::tile::{Acc, OperandElement, Shared, Warpgroup, share_of};
+
+/// Persistent grid, of blocks as those of [`fix_out`](super::fix_out): they take items by ticket until there are no more.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn join_parts<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &JoinParams) {
+    let p = &p.fix;
+    let tiles = Tiles::<E>::new(wg, p);
+    let m_dtype = DtypeCode::from_code(p.m_dtype);
+    let port = Port { channel: &p.channel, trace: &p.trace, step: STEP_JOIN, m_dtype };
+    loop {
+        let ticket = wg.next_ticket(p.ticket);
+        if ticket >= p.items.len || !wg.sync_and(!port.trapped(wg)) {
+            return;
+        }
+        let item: FixItem = wg.read(p.items, ticket as usize);
+        let at = Place::of(wg, p, item);
+        let t = tiles.of(&at);
+        if !along(wg, p, &port, &at, &t) {
+            return;
+        }
+        if item.pass == FixPass::Merges as u32 && at.segment.final_row != NONE && p.finals.is_present() {
+            final_state(wg, p, &at, &t);
+        }
+    }
+}
 
 /// A part of an item's segment.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     /// Row of the state before it.
-    row: u32,
+    pub(super) row: u32,
     /// Row of its summary.
     own: u32,
     /// Row of its M: in `own` and the notes of the forward step, or, backward, in what that has kept.
@@ -27,7 +54,7 @@ pub(super) struct Part {
 
 /// Part `number` of the item's segment; the segment itself, if it has one only.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn part(wg: &Warpgroup<'_>, p: &FixParams, at: &Place, number: u32) -> Part {
+pub(super) fn part(wg: &Warpgroup<'_>, p: &FixParams, at: &Place, number: u32) -> Part {
     let segment: Segment = wg.read(p.tables.segments, (at.segment.first_part + number) as usize);
     let row = at.row_of(p, segment.receive_lane);
     let m = if p.m_transposed != 0 { at.row_of(p, segment.send_lane) } else { row };
@@ -43,13 +70,13 @@ pub(super) fn last(wg: &Warpgroup<'_>, p: &FixParams, at: &Place) -> Part {
 impl Part {
     /// Block `block` of its summary, as rows `[columns, K]`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn summary(&self, p: &FixParams, block: u32) -> Matrix {
+    pub(super) fn summary(&self, p: &FixParams, block: u32) -> Matrix {
         own_columns(&p.channel.layout, &p.own, self.own, block)
     }
 
     /// Block `block` of its M, as rows `[columns, K]`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn transition(&self, p: &FixParams, block: u32) -> Matrix {
+    pub(super) fn transition(&self, p: &FixParams, block: u32) -> Matrix {
         if p.m_transposed != 0 { kept_transition(p, self.m, block) } else { self.summary(p, block) }
     }
 
@@ -62,7 +89,7 @@ impl Part {
 
     /// Blocks of its M that are missing: bit i for the i-th.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn missing(&self, wg: &Warpgroup<'_>, p: &FixParams) -> u32 {
+    pub(super) fn missing(&self, wg: &Warpgroup<'_>, p: &FixParams) -> u32 {
         let layout = &p.channel.layout;
         (0..layout.m_blocks()).fold(0, |all, i| all | (self.cut(wg, p, layout.s_blocks() + i).empty & 1) << i)
     }
@@ -93,81 +120,32 @@ fn kept_transition(p: &FixParams, row: u32, block: u32) -> Matrix {
     p.transitions.matrix((row as usize * k + first as usize) * k, count as usize, k, k, 1)
 }
 
-/// Goes on from the state before the segment and stores the state before each part. Leaves the one before the last part, also as an
-/// operand. Where the sequence starts here the first part has none, but S; and the state after the segment goes to those who come
-/// after, complete. False, on all warpgroups, if a slot did not become free in time.
+/// From part to part, and past the last one where the result is sent: stores the state before each part, and leaves the one before
+/// the last as an operand; or composes a column block of the segment's [S | M], and keeps M for the backward step. False, on
+/// all warpgroups, if a slot did not become free in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(super) fn merge_states<E: OperandElement>(
-    wg: &mut Warpgroup<'_>,
-    p: &FixParams,
-    port: &Port<'_>,
-    at: &Place,
-    t: &Tiles<E>,
-) -> bool {
-    along(wg, p, port, at, t, Along { starts_here: at.segment.sources == 0, composes: false })
-}
-
-/// A column block of the segment's [S | M], composed of those of its parts, to those who come after; M also to where it is kept
-/// for the backward step. False, on all warpgroups, if a slot did not become free in time.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(super) fn compose_segment<E: OperandElement>(
-    wg: &mut Warpgroup<'_>,
-    p: &FixParams,
-    port: &Port<'_>,
-    at: &Place,
-    t: &Tiles<E>,
-) -> bool {
-    along(wg, p, port, at, t, Along { starts_here: true, composes: true })
-}
-
-/// What is done along the parts.
-#[derive(Clone, Copy)]
-struct Along {
-    /// Whether the first part's summary is what it begins with, in place of a state before it.
-    starts_here: bool,
-    /// Whether the pair of the segment is composed, in place of states.
-    composes: bool,
-}
-
-/// From part to part, and past the last one if the result is sent. One place for both, as the products are much code.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn along<E: OperandElement>(
-    wg: &mut Warpgroup<'_>,
-    p: &FixParams,
-    port: &Port<'_>,
-    at: &Place,
-    t: &Tiles<E>,
-    along: Along,
-) -> bool {
+fn along<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
     let start = wg.clock();
-    let Along { starts_here, composes } = along;
-    let (block, parts) = (at.item.block, at.segment.parts);
+    let composes = at.item.pass == FixPass::Composes as u32;
+    let (block, parts, sends) = (at.item.block, at.segment.parts, at.segment.targets > 0);
     let is_state = p.channel.layout.is_state(block);
-    let sends = starts_here && at.segment.targets > 0;
-    let (mut number, mut cut) = (0, Cut::default());
-    if starts_here {
-        let first = part(wg, p, at, 0);
-        if !is_state {
-            cut = first.cut(wg, p, block);
-        }
-        if cut.empty == 0 {
-            load(wg, t, first.summary(p, block));
-        }
-        number = 1;
+    let first = part(wg, p, at, 0);
+    let mut cut = if is_state { Cut::default() } else { first.cut(wg, p, block) };
+    if cut.empty == 0 {
+        load(wg, t, first.summary(p, block));
     }
+    let mut number = 1;
     while number < parts && cut.empty == 0 {
-        to_operand(wg, t);
         let part = part(wg, p, at, number);
-        let (first, rows) = share_of(at.count, wg.count(), wg.index());
-        if !composes && rows > 0 {
-            wg.store(state_in(p, at, part.row).row_range(first, rows), t.state.row_range(first, rows));
+        if composes {
+            to_operand(wg, t);
+        } else {
+            keep(wg, p, at, t, part.row);
         }
         number += 1;
         if !is_state && part.missing(wg, p) == port.all_blocks() {
             cut = part.cut(wg, p, block);
         } else if number < parts || sends {
-            // All have read the state that the next one replaces.
-            wg.sync_block();
             each_slab(wg, p, |wg, channel, width| {
                 let acc = part.after(wg, p, t, block, channel, width);
                 acc.store(wg, t.state.columns(channel, width));
@@ -175,15 +153,10 @@ fn along<E: OperandElement>(
         }
     }
     wg.sync_block();
-    if parts > 1 {
-        let end = wg.clock();
-        wg.stamp_block(&p.trace, StampKind::Merge, [start, end], [at.item.head, block], 0);
-    }
-    if !sends {
-        return true;
-    }
+    let end = wg.clock();
+    wg.stamp_block(&p.trace, StampKind::Merge, [start, end], [at.item.head, block], 0);
     let mut sent = true;
-    if wg.index() == 0 {
+    if sends && wg.index() == 0 {
         let empty = cut.empty != 0;
         if !is_state {
             let index = at.row as usize * p.channel.layout.blocks() as usize + block as usize;

@@ -145,10 +145,10 @@ impl ScanParams {
 pub enum FixPass {
     /// Nothing: the state before the segment is merged by another.
     Corrects = 0,
-    /// Merges the state before the segment, and those before its parts, and publishes them; it comes before the others. If
-    /// the sequence starts here, in parts, it waits for nobody, and sends the state after the segment.
+    /// Merges the state before the segment, or those before its parts, and publishes them; it comes before the others. In
+    /// [`crate::fixup::join_parts`], for sequences that start here: those before its parts, and sends the state after the segment.
     Merges = 1,
-    /// Composes a column block of [S | M] of the segment from those of its parts, and sends it.
+    /// In [`crate::fixup::join_parts`]: composes a column block of [S | M] of the segment from those of its parts, and sends it.
     Composes = 2,
 }
 
@@ -209,4 +209,12 @@ pub struct FixParams {
     pub m_transposed: u32,
     /// Zero.
     pub pad: u32,
+}
+
+/// Parameters of [`crate::fixup::join_parts`].
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct JoinParams {
+    /// Those of the correction that follows, with other items.
+    pub fix: FixParams,
 }

@@ -7,7 +7,7 @@
 //! 1. `prep`, unless its records were kept;
 //! 2. `scan_back` of what waits for nobody: it sends M and dS_ext of segments in the middle of their sequence, and the finished
 //!    gradient of segments whose sequence ends here. In exact mode that is all of them, and each waits for the next PE's;
-//! 3. `fix_out`, where segments are walked in parts: from part to part where a sequence ends here, and dS_ext of segments in the
+//! 3. `join_parts`, where segments are walked in parts: from part to part where a sequence ends here, and dS_ext of segments in the
 //!    middle, composed of their parts';
 //! 4. `scan_states`, the forward walk again, from the states that the forward step kept;
 //! 5. `fix_out` merges what has arrived: `dS_out <- dS_ext + M^T dS_out`, from the last PE of the sequence to the next one;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use kernels_gpu::backward::reduce;
 use kernels_gpu::fixup;
-use kernels_gpu::params::{FixParams, ScanBackParams, StatesParams, Tensor as Param};
+use kernels_gpu::params::{FixParams, JoinParams, ScanBackParams, StatesParams, Tensor as Param};
 use kernels_gpu::tile::host::Checker;
 
 use super::channel::Channel;
@@ -175,7 +175,7 @@ impl BackwardStep<'_> {
             m_transposed: 1,
             pad: 0,
         };
-        let join_params = FixParams { items: join_items, ticket: join_ticket, ..merge_params };
+        let join_params = JoinParams { fix: FixParams { items: join_items, ticket: join_ticket, ..merge_params } };
         let merge_blocks = (
             Grid::Resident,
             fixup::WARPGROUPS,
