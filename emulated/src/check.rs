@@ -26,6 +26,8 @@ pub struct Run {
     pub workers: usize,
     /// Whether bodies for Hopper run where they fit.
     pub hopper: bool,
+    /// Multiprocessors that a PE says it has.
+    pub multiprocessors: usize,
     /// How demanding the problem is, which says how far off results may be.
     pub regime: Regime,
 }
@@ -34,7 +36,8 @@ impl Run {
     /// On `pes` PEs with equal shares, one block at a time on each, with bodies for Hopper.
     pub fn on(pes: usize) -> Self {
         let (config, schedule) = (Config::default(), Schedule::default());
-        Self { cuts: Cuts::equal(pes), config, schedule, workers: 1, hopper: true, regime: Regime::Ordinary }
+        let (cuts, regime) = (Cuts::equal(pes), Regime::Ordinary);
+        Self { cuts, config, schedule, workers: 1, hopper: true, multiprocessors: 1, regime }
     }
 }
 
@@ -47,6 +50,8 @@ pub struct Compared {
     pub results: Vec<Checked>,
     /// What each PE left out of transitions.
     pub cuts: Vec<CutReport>,
+    /// Parts of the segment that each PE cut into most.
+    pub parts: Vec<usize>,
 }
 
 impl Compared {
@@ -71,10 +76,10 @@ pub fn forward(spec: &Spec, run: &Run) -> Result<Compared, String> {
         let share = Share::new(&plan, pe.rank(), &whole);
         op.forward(&plan, &share.inputs(&whole))
     })?;
-    let cuts = parts.iter().map(|part| part.report.cut).collect();
+    let (cuts, counts) = parts.iter().map(|part| (part.report.cut, part.report.parts)).unzip();
     let problem = Problem::new(&whole, cu_seqlens).map_err(|error| error.to_string())?;
     let results = against(&join(&plan, &whole, parts), &recurrent(&problem), spec, run);
-    Ok(Compared { launched, results, cuts })
+    Ok(Compared { launched, results, cuts, parts: counts })
 }
 
 /// Runs the problem forward and backward, and compares all results and gradients.
@@ -93,13 +98,13 @@ pub fn backward(spec: &Spec, run: &Run) -> Result<Compared, String> {
         let upstream = UpstreamShare::new(&plan, pe.rank(), &upstream.view());
         one_backward(op, &plan, &share.inputs(&whole), &upstream.view())
     })?;
-    let cuts = parts.iter().map(|part| part.forward.report.cut).collect();
+    let (cuts, counts) = parts.iter().map(|part| (part.forward.report.cut, part.forward.report.parts)).unzip();
     let problem = Problem::new(&whole, cu_seqlens).map_err(|error| error.to_string())?;
     let joined = join_backward(&plan, &whole, parts);
     let expected = reference::backward(&problem, &upstream.view()).map_err(|error| error.to_string())?;
     let mut results = against(&joined.forward, &recurrent(&problem), spec, run);
     results.extend(gradients(&whole, &problem, &joined.gradients.to_f64(), &expected));
-    Ok(Compared { launched, results, cuts })
+    Ok(Compared { launched, results, cuts, parts: counts })
 }
 
 fn plan(whole: &Inputs<'_>, cu_seqlens: Option<&[usize]>, run: &Run) -> Result<Plan, String> {
@@ -118,6 +123,7 @@ fn on_all_pes<T: Send>(
 ) -> Result<(Vec<T>, Vec<String>), String> {
     let parts = run_threads(plan.pes(), &WorldOptions::default(), |pe| -> Result<_, OpError> {
         let exec = Emulated::new(run.workers, run.schedule, run.hopper).map_err(ExecError::from)?;
+        let exec = exec.with_multiprocessors(run.multiprocessors);
         let launches = exec.launches();
         let mut op = ContextParallel::on(pe, run.config.clone(), exec)?;
         Ok((body(pe, &mut op)?, launches.names()))

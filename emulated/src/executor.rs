@@ -23,6 +23,7 @@ pub struct Emulated {
     emulators: Vec<Mutex<Emulator>>,
     schedule: Schedule,
     hopper: bool,
+    multiprocessors: usize,
     origin: Instant,
     launches: Launches,
 }
@@ -46,7 +47,12 @@ impl Emulated {
     pub fn new(workers: usize, schedule: Schedule, hopper: bool) -> Result<Self, PoolError> {
         let emulators = (0..workers.max(1)).map(|_| Mutex::new(Emulator::new())).collect();
         let (cpu, origin) = (Cpu::new(1)?, Instant::now());
-        Ok(Self { cpu, emulators, schedule, hopper, origin, launches: Launches::default() })
+        Ok(Self { cpu, emulators, schedule, hopper, multiprocessors: 1, origin, launches: Launches::default() })
+    }
+
+    /// The same, which says that it has so many multiprocessors.
+    pub fn with_multiprocessors(self, multiprocessors: usize) -> Self {
+        Self { multiprocessors, ..self }
     }
 
     /// What this executor launches, also after it was given away.
@@ -245,6 +251,10 @@ impl Executor for Emulated {
 
     fn concurrency(&self) -> usize {
         self.emulators.len()
+    }
+
+    fn multiprocessors(&self) -> usize {
+        self.multiprocessors
     }
 
     fn body(&self, sizes: &Sizes, operands: Dtype) -> Body {

@@ -48,6 +48,8 @@ pub const STEP_SCAN: u32 = 1;
 pub const STEP_FIX: u32 = 2;
 /// [`Port::step`] of the reverse scan.
 pub const STEP_SCAN_BACK: u32 = 3;
+/// [`Port::step`] of the join of parts.
+pub const STEP_JOIN: u32 = 5;
 
 /// Whom a segment's summary of one head goes to: a run of the table of targets.
 #[derive(Clone, Copy)]

@@ -66,8 +66,8 @@ mod sending {
     use crate::backward::scan::scan_back;
     use crate::comm_bench::{CommBenchParams, comm_bench as exchange};
     use crate::convolution::{ConvolveBackParams, ConvolveParams, convolve, convolve_back};
-    use crate::fixup::fix_out;
-    use crate::params::{FixParams, ScanBackParams, ScanParams};
+    use crate::fixup::{fix_out, join_parts};
+    use crate::params::{FixParams, JoinParams, ScanBackParams, ScanParams};
     use crate::scan::scan_push;
 
     // Convolutions have bounds: walks over tokens need many threads on a multiprocessor, so that enough loads are on their way.
@@ -78,6 +78,9 @@ mod sending {
         fix_out_f32 = fix_out::<f32>, FixParams;
         fix_out_bf16 = fix_out::<bf16>, FixParams;
         fix_out_f16 = fix_out::<f16>, FixParams;
+        join_parts_f32 = join_parts::<f32>, JoinParams;
+        join_parts_bf16 = join_parts::<bf16>, JoinParams;
+        join_parts_f16 = join_parts::<f16>, JoinParams;
         scan_back_f32 = scan_back::<f32>, ScanBackParams;
         scan_back_bf16 = scan_back::<bf16>, ScanBackParams;
         scan_back_f16 = scan_back::<f16>, ScanBackParams;

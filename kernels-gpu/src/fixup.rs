@@ -14,14 +14,20 @@
 //! [`crate::cut`]): then there is nothing to add. A source whose M is missing altogether makes those before it superfluous, and they
 //! are not waited for.
 //!
+//! Segments that are walked in parts (see [`crate::params::Segment`]) are merged in the same way, see [`parts`].
+//!
 //! The only kernel that waits for other PEs (outside exact mode). Items come by ticket; the one that merges a
 //! column block precedes those that use its result, so a block only ever waits for blocks that already run.
+
+mod parts;
+
+pub use parts::join_parts;
 
 use crate::comm::{Port, STEP_FIX, Sources};
 use crate::cut;
 use crate::element::DtypeCode;
-use crate::params::{Chunk, Cut, FixItem, FixParams, Matrix, NONE, Segment, StampKind};
-use crate::scan::{own_columns, state_columns};
+use crate::params::{Chunk, Cut, FixItem, FixParams, FixPass, Matrix, NONE, Segment, StampKind};
+use crate::scan::state_columns;
 use crate::tile::{Acc, BLOCK_COLUMNS, OperandElement, RESERVED_BYTES, Shared, Warpgroup, share_of, tile_bytes};
 
 /// Warpgroups in a block of the correction.
@@ -54,6 +60,37 @@ pub(crate) struct Tiles<E> {
     q_tilde: Shared<E>,
 }
 
+impl<E: OperandElement> Tiles<E> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn new(wg: &mut Warpgroup<'_>, p: &FixParams) -> Self {
+        let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
+        // A copy of the state also for f32: one warpgroup still reads it while another stores its part of the next state.
+        let operand = wg.shared(BLOCK_COLUMNS, k);
+        let m = wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS);
+        let tiles = Self {
+            state: wg.shared(BLOCK_COLUMNS, k),
+            operand,
+            rest: if E::WIDE { operand } else { wg.shared(BLOCK_COLUMNS, k) },
+            m,
+            m_rest: if E::WIDE { m } else { wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS) },
+            q_tilde: wg.private(c, BLOCK_COLUMNS),
+        };
+        wg.expect_shared(shared_bytes(k, c, E::CODE.size()));
+        tiles
+    }
+
+    /// The rows of a place.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn of(&self, at: &Place) -> Self {
+        Self {
+            state: self.state.row_range(0, at.count),
+            operand: self.operand.row_range(0, at.count),
+            rest: self.rest.row_range(0, at.count),
+            ..*self
+        }
+    }
+}
+
 /// An item's place: which state, and which 64 columns of it.
 pub(crate) struct Place {
     pub(crate) item: FixItem,
@@ -70,6 +107,14 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn of(wg: &Warpgroup<'_>, p: &FixParams, item: FixItem) -> Self {
+        let segment: Segment = wg.read(p.tables.segments, item.segment as usize);
+        let (first, count) = p.channel.layout.columns(item.block);
+        let row = segment.receive_lane.wrapping_mul(p.tables.sizes.hv).wrapping_add(item.head);
+        Self { item, segment, row, first: first as usize, count: count as usize, corrected: 0, needing: 0 }
+    }
+
     /// Of `chunks`, the first chunks of the segment, how many belong to the item.
     fn of_item(&self, chunks: u32) -> u32 {
         chunks.saturating_sub(self.item.first_chunk).min(self.item.chunks)
@@ -88,11 +133,10 @@ impl Place {
         self.of_item(self.segment.chunks - cut.dropped).min(self.corrected)
     }
 
-    /// Blocks of this PE's own M that are missing: bit i for the i-th.
+    /// Row of the item's head in a lane.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn missing(&self, wg: &Warpgroup<'_>, p: &FixParams) -> u32 {
-        let layout = &p.channel.layout;
-        (0..layout.m_blocks()).fold(0, |all, i| all | (self.cut(wg, p, layout.s_blocks() + i).empty & 1) << i)
+    fn row_of(&self, p: &FixParams, lane: u32) -> u32 {
+        lane.wrapping_mul(p.tables.sizes.hv).wrapping_add(self.item.head)
     }
 }
 
@@ -121,19 +165,7 @@ pub fn fix_out<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams) {
 /// [`fix_out`], corrected by `B`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup<'_>, p: &FixParams) {
-    let (c, k) = (p.tables.sizes.chunk as usize, p.tables.sizes.k as usize);
-    // A copy of the state also for f32: one warpgroup still reads it while another stores its part of the next state.
-    let operand = wg.shared(BLOCK_COLUMNS, k);
-    let m = wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS);
-    let tiles = Tiles::<E> {
-        state: wg.shared(BLOCK_COLUMNS, k),
-        operand,
-        rest: if E::WIDE { operand } else { wg.shared(BLOCK_COLUMNS, k) },
-        m,
-        m_rest: if E::WIDE { m } else { wg.private(BLOCK_COLUMNS, BLOCK_COLUMNS) },
-        q_tilde: wg.private(c, BLOCK_COLUMNS),
-    };
-    wg.expect_shared(shared_bytes(k, c, E::CODE.size()));
+    let tiles = Tiles::<E>::new(wg, p);
     let m_dtype = DtypeCode::from_code(p.m_dtype);
     let port = Port { channel: &p.channel, trace: &p.trace, step: STEP_FIX, m_dtype };
     loop {
@@ -142,28 +174,17 @@ pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup
             return;
         }
         let item: FixItem = wg.read(p.items, ticket as usize);
-        let segment: Segment = wg.read(p.tables.segments, item.segment as usize);
-        let (first, count) = p.channel.layout.columns(item.block);
-        let row = segment.receive_lane * p.tables.sizes.hv + item.head;
-        let (first, count) = (first as usize, count as usize);
-        let mut at = Place { item, segment, row, first, count, corrected: 0, needing: 0 };
+        let mut at = Place::of(wg, p, item);
+        let segment = at.segment;
         if item.chunks > 0 {
             at.corrected = at.of_item(segment.chunks - at.cut(wg, p, item.block).dropped);
             for i in 0..p.channel.layout.m_blocks() {
                 at.needing = at.needing.max(at.with_block(wg, p, i));
             }
         }
-        let t = Tiles {
-            state: tiles.state.row_range(0, at.count),
-            operand: tiles.operand.row_range(0, at.count),
-            rest: tiles.rest.row_range(0, at.count),
-            ..tiles
-        };
-        let ready = if item.merges != 0 {
-            merge(wg, p, &port, &at, &t)
-        } else {
-            at.needing == 0 || fetch(wg, p, &port, &at, &t)
-        };
+        let t = tiles.of(&at);
+        let merges = item.pass == FixPass::Merges as u32;
+        let ready = if merges { merge(wg, p, &port, &at, &t) } else { at.needing == 0 || fetch(wg, p, &port, &at, &t) };
         if !ready {
             return;
         }
@@ -173,77 +194,98 @@ pub(crate) fn fix_out_by<E: OperandElement, B: Correction<E>>(wg: &mut Warpgroup
         }
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::FixOut, [start, end], [item.head, item.first_chunk], 0);
-        if item.merges != 0 && segment.final_row != NONE && p.finals.is_present() {
+        if merges && segment.final_row != NONE && p.finals.is_present() {
             final_state(wg, p, &at, &t);
         }
     }
 }
 
-/// Waits for the summaries of all PEs before this one, composes them, stores the state and tells the other
-/// blocks. False, on all warpgroups, if a summary did not arrive in time.
+/// Waits for the summaries of all PEs before this one, composes them, stores the state, or the states before the segment's
+/// parts, and tells the other blocks. False, on all warpgroups, if a summary did not arrive in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn merge<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
     let sources = Sources { table: p.tables.sources, first: at.segment.first_source, count: at.segment.sources };
     let mut i = 0;
-    while i < sources.count {
-        let next = if wg.index() == 0 { port.await_source(wg, sources, i, at.row, at.item.block) } else { None };
-        let next = wg.share_block(next.map_or(u64::MAX, u64::from)) as u32;
-        if next == u32::MAX {
-            return false;
-        }
-        if next > i {
-            i = next;
-            continue;
-        }
+    // The other PEs, then this one's parts but the last.
+    while i + 1 < sources.count + at.segment.parts {
         let start = wg.clock();
-        let from = sources.get(wg, i);
-        // The first PE of a sequence sends its state, which is complete: no M.
-        let missing = if i == 0 { port.all_blocks() } else { port.empty_blocks(wg, from, at.row) };
-        if missing != port.all_blocks() {
-            to_operand(wg, t);
+        let is_part = i >= sources.count;
+        let part = parts::part(wg, p, at, i.saturating_sub(sources.count));
+        let mut from = 0;
+        let missing;
+        if is_part {
+            missing = part.missing(wg, p);
+            keep(wg, p, at, t, part.row);
+        } else {
+            let next = if wg.index() == 0 { port.await_source(wg, sources, i, at.row, at.item.block) } else { None };
+            let next = wg.share_block(next.map_or(u64::MAX, u64::from)) as u32;
+            if next == u32::MAX {
+                return false;
+            }
+            if next > i {
+                i = next;
+                continue;
+            }
+            from = sources.get(wg, i);
+            // The first PE of a sequence sends its state, which is complete: no M.
+            missing = if i == 0 { port.all_blocks() } else { port.empty_blocks(wg, from, at.row) };
+            if missing != port.all_blocks() {
+                to_operand(wg, t);
+            }
         }
-        let s = port.received(wg, from, at.row, at.item.block);
+        let block = |wg: &Warpgroup<'_>, block| match (is_part, p.channel.layout.is_state(block)) {
+            (false, _) => port.received(wg, from, at.row, block),
+            (true, true) => part.summary(p, block),
+            (true, false) => part.transition(p, block),
+        };
+        let s = block(wg, at.item.block);
         each_slab(wg, p, |wg, channel, width| {
-            let acc = compose(wg, p, t, s, missing, channel, width, |wg, block| port.received(wg, from, at.row, block));
+            let acc = compose(wg, p, t, Some(s), missing, channel, width, block);
             acc.store(wg, t.state.columns(channel, width));
         });
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::Merge, [start, end], [at.item.head, at.item.block], 0);
         i += 1;
     }
-    to_operand(wg, t);
-    let (first, rows) = share_of(at.count, wg.count(), wg.index());
-    if rows > 0 {
-        wg.store(state_in(p, at).row_range(first, rows), t.state.row_range(first, rows));
-    }
-    // All of the state is stored, and all of the slots are read, before one warpgroup says so.
-    wg.sync_block();
+    let last = parts::last(wg, p, at);
+    keep(wg, p, at, t, last.row);
+    // All of the states are stored, and all of the slots are read, before one warpgroup says so.
     if wg.index() == 0 {
         port.publish_merged(wg, at.row, at.item.block);
-        let table = p.tables.sources;
-        let (first, count) = (at.segment.first_source, at.segment.sources);
-        port.finish_reading(wg, at.row, table, first, count);
+        port.finish_reading(wg, at.row, sources.table, sources.first, sources.count);
     }
     true
 }
 
-/// The merged state `[count, K]` in global memory.
+/// Stores the state of row `row`, and makes it an operand; ends with a barrier of the block.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn state_in(p: &FixParams, at: &Place) -> Matrix {
-    let (k, v) = (p.tables.sizes.k as usize, p.tables.sizes.v as usize);
-    p.state_in.matrix((at.row as usize * v + at.first) * k, at.count, k, k, 1)
+fn keep<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>, row: u32) {
+    to_operand(wg, t);
+    let (first, rows) = share_of(at.count, wg.count(), wg.index());
+    if rows > 0 {
+        wg.store(state_in(p, at, row).row_range(first, rows), t.state.row_range(first, rows));
+    }
+    wg.sync_block();
 }
 
-/// Takes the state that another block merged. False, on all warpgroups, if it did not come in time.
+/// The merged state `[count, K]` of row `row` in global memory.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn state_in(p: &FixParams, at: &Place, row: u32) -> Matrix {
+    let (k, v) = (p.tables.sizes.k as usize, p.tables.sizes.v as usize);
+    p.state_in.matrix((row as usize * v + at.first) * k, at.count, k, k, 1)
+}
+
+/// Takes the state that another block merged, or an earlier launch. False, on all warpgroups, if it did not come in time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn fetch<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'_>, at: &Place, t: &Tiles<E>) -> bool {
-    let merged = wg.index() != 0 || port.await_merged(wg, at.row, at.item.block);
+    let lane = at.segment.await_lane;
+    let merged = wg.index() != 0 || lane == NONE || port.await_merged(wg, at.row_of(p, lane), at.item.block);
     if !wg.sync_and(merged) {
         return false;
     }
     let (first, rows) = share_of(at.count, wg.count(), wg.index());
     if rows > 0 {
-        wg.load(t.operand.row_range(first, rows), state_in(p, at).row_range(first, rows));
+        wg.load(t.operand.row_range(first, rows), state_in(p, at, at.row).row_range(first, rows));
     }
     wg.sync_block();
     true
@@ -274,15 +316,15 @@ fn each_slab(wg: &mut Warpgroup<'_>, p: &FixParams, mut f: impl FnMut(&mut Warpg
     }
 }
 
-/// Columns `channel ..` of s^T + S_in^T M^T, or s^T + S_in^T M if `m_transposed`, without the blocks of M that are `missing` (bit i
-/// for the i-th). Of narrow operands, the product of the two rests is left out: it is below f32 rounding.
+/// Columns `channel ..` of s^T + S_in^T M^T, or s^T + S_in^T M if `m_transposed`, without s if there is none and without the blocks
+/// of M that are `missing` (bit i for the i-th). Of narrow operands, the product of the two rests is left out: it is below f32 rounding.
 #[allow(clippy::too_many_arguments)]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn compose<E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &FixParams,
     t: &Tiles<E>,
-    s: Matrix,
+    s: Option<Matrix>,
     missing: u32,
     channel: usize,
     width: usize,
@@ -290,7 +332,9 @@ fn compose<E: OperandElement>(
 ) -> Acc {
     let layout = &p.channel.layout;
     let mut acc = Acc::zeros(t.state.rows(), width);
-    acc.add_global(wg, s.columns(channel, width));
+    if let Some(s) = s {
+        acc.add_global(wg, s.columns(channel, width));
+    }
     for i in 0..layout.m_blocks() {
         // Rows of what lies there are columns of M.
         let slab = if p.m_transposed != 0 { (channel / BLOCK_COLUMNS) as u32 } else { i };
@@ -354,23 +398,14 @@ fn correct<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place,
     }
 }
 
-/// S_out = S_own + M_own S_in into the caller's final states.
+/// S_out = S_own + M_own S_in into the caller's final states, where S_in is the state before the last part.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn final_state<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t: &Tiles<E>) {
-    let layout = &p.channel.layout;
-    let own = |block| own_columns(layout, &p.own, at.row, block);
-    let missing = at.missing(wg, p);
-    let target = state_columns(
-        &p.tables.sizes,
-        p.v_first != 0,
-        &p.finals,
-        at.segment.final_row,
-        at.item.head,
-        at.first,
-        at.count,
-    );
+    let last = parts::last(wg, p, at);
+    let (sizes, head) = (&p.tables.sizes, at.item.head);
+    let target = state_columns(sizes, p.v_first != 0, &p.finals, at.segment.final_row, head, at.first, at.count);
     each_slab(wg, p, |wg, channel, width| {
-        let mut acc = compose(wg, p, t, own(at.item.block), missing, channel, width, |_, block| own(block));
+        let mut acc = last.after(wg, p, t, at.item.block, channel, width);
         acc.store_global(wg, target.columns(channel, width));
     });
 }

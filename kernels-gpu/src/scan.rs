@@ -356,15 +356,15 @@ pub(crate) fn hand_over(
         let index = row as usize * p.channel.layout.blocks() as usize + columns.block as usize;
         cut::note(wg, p.cuts, index, cut);
     }
-    if !empty && segment.final_row != NONE && p.finals.is_present() {
-        if p.corrects(segment) {
-            // The final state is S + M S_in: the correction needs this PE's own summary.
-            wg.store(own_columns(&p.channel.layout, &p.own, row, columns.block), state);
-        } else {
-            wg.store(caller_state(p, &p.finals, segment.final_row, item.head, columns), state);
-        }
-    }
     let (hv, head) = (p.tables.sizes.hv, item.head);
+    if segment.own_lane != NONE {
+        // The state after it is S + M S_in: the correction needs this PE's own summary.
+        if !empty {
+            wg.store(own_columns(&p.channel.layout, &p.own, segment.own_lane * hv + head, columns.block), state);
+        }
+    } else if !empty && segment.final_row != NONE && p.finals.is_present() && !p.corrects(segment) {
+        wg.store(caller_state(p, &p.finals, segment.final_row, item.head, columns), state);
+    }
     if !columns.is_state && !empty && p.transitions.is_present() {
         let (k, row) = (state.cols(), row as usize);
         wg.store(p.transitions.matrix((row * k + columns.first) * k, columns.count, k, k, 1), state);

@@ -1,11 +1,13 @@
 //! How results are judged, by `run` and `verify` alike.
 
+use std::num::NonZeroUsize;
+
 use serde::Serialize;
 
 use crate::compare::{Allowance, Error, Regime, mismatch, tolerance};
 use crate::inputs::StateLayout;
 use crate::op::whole::Whole;
-use crate::op::{Config, Mode};
+use crate::op::{Config, Mode, Segments};
 use crate::plan::{Cuts, Layout, Plan};
 use crate::reference::{Outputs, Problem};
 use crate::tensor::{Dtype, Tensor};
@@ -109,6 +111,11 @@ pub(super) fn on_one_pe(plan: &Plan) -> Plan {
         Layout::Batch { b, t } => Plan::batch(*b, *t, &cuts),
     }
     .expect("what was planned for several PEs can be planned for one")
+}
+
+/// The options `config` for one PE that others are compared with: it walks every segment whole.
+pub(super) fn on_one(config: Config) -> Config {
+    Config { segments: Segments::At(NonZeroUsize::MIN), ..config }
 }
 
 /// Elements `[N,HV,K,V]` of `state`, which lies as `layout` says.

@@ -21,7 +21,7 @@ use super::{Exit, Invocation, World};
 use crate::file::{Entry, FileError, check_writable, save};
 use crate::inputs::{Op, StateLayout};
 use crate::op::whole::{Whole, WholeBackward};
-use crate::op::{Config, Device, MWire, Mode, Recompute, Transport, Values};
+use crate::op::{Config, Device, MWire, Mode, Recompute, Segments, Transport, Values};
 use crate::tensor::Dtype;
 use crate::trace::Trace;
 use crate::world::{Pe, WorldOptions};
@@ -121,6 +121,10 @@ pub struct Args {
     /// Leave out what a transition M would still do once its norm is below this; 0 leaves out nothing.
     #[arg(long, value_name = "TOLERANCE", default_value = CUT_TOLERANCE, value_parser = cut_tolerance)]
     pub cut_tolerance: f32,
+    /// Into how many parts a PE cuts each of its segments, to walk them side by side: auto, which fills the multiprocessors of a
+    /// GPU, or a number (1: never). Mode exact never does.
+    #[arg(long, value_name = "N", default_value = "auto")]
+    pub segments: Segments,
     /// How summaries are written into other PEs' memory; auto: by stores where that works, put: by puts with signals.
     #[arg(long, value_name = "TRANSPORT", default_value = "auto", value_parser = one_of::<Transport>(TRANSPORTS))]
     pub transport: Transport,
@@ -183,6 +187,7 @@ impl Args {
             chunk: self.chunk,
             m_wire: self.m_wire,
             cut_tolerance: self.cut_tolerance,
+            segments: self.segments,
             transport: self.transport,
             final_state: true,
             recompute: self.recompute,

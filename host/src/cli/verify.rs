@@ -23,7 +23,7 @@ mod report;
 pub use report::{Failure, Group, Report, Worst};
 
 use crate::file::{FileError, check_writable};
-use crate::op::{Device, OpError};
+use crate::op::{Device, OpError, Segments};
 use crate::world::{Pe, WorldError, WorldOptions};
 use crew::Crew;
 use matrix::Case;
@@ -74,6 +74,10 @@ pub struct Args {
     /// Gradients as well, for random gradients of the outputs.
     #[arg(long)]
     pub backward: bool,
+    /// Into how many parts a PE cuts each of its segments, to walk them side by side: auto, which fills the multiprocessors of a
+    /// GPU, or a number (1: never). Mode exact never does.
+    #[arg(long, value_name = "N", default_value = "auto")]
+    pub segments: Segments,
     /// Seed of everything random: the tensors, and what a case does not enumerate.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -134,7 +138,7 @@ pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result
         return Ok(pes::launch(most, &options, invocation)?);
     }
     let device = device(args)?;
-    let how = How { device, backward: args.backward };
+    let how = How { device, backward: args.backward, segments: args.segments };
     let progress = progress(args, &cases, true);
     let mut outcomes = Vec::with_capacity(cases.len());
     let mut bench = None;
@@ -146,7 +150,14 @@ pub fn run(args: &Args, invocation: &Invocation, out: &mut impl Write) -> Result
     drop(progress);
     tell(
         args,
-        Extent { world: World::Threads, device, backward: args.backward, processes: None, left_out: 0 },
+        Extent {
+            world: World::Threads,
+            device,
+            backward: args.backward,
+            segments: args.segments,
+            processes: None,
+            left_out: 0,
+        },
         &cases,
         &outcomes,
         out,
@@ -168,7 +179,7 @@ fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, Ver
     };
     let all = cases.len();
     cases.retain(|case| case.pes() <= pe.size());
-    let how = How { device, backward: args.backward };
+    let how = How { device, backward: args.backward, segments: args.segments };
     let crew = Crew::new(pe, device)?;
     let computed = compute_on(&crew, &cases, how, progress(args, &cases, pe.rank() == 0));
     let outcomes = match computed {
@@ -183,8 +194,14 @@ fn run_as(args: &Args, pe: &Pe, out: &mut impl Write) -> Result<Result<Exit, Ver
         return Ok(Ok(Exit::Success)); // PE 0 has the outcomes
     }
     let left_out = all - cases.len();
-    let extent =
-        Extent { world: World::Processes, device, backward: args.backward, processes: Some(pe.size()), left_out };
+    let extent = Extent {
+        world: World::Processes,
+        device,
+        backward: args.backward,
+        segments: args.segments,
+        processes: Some(pe.size()),
+        left_out,
+    };
     Ok(tell(args, extent, &cases, &outcomes, out))
 }
 

@@ -344,6 +344,10 @@ impl Executor for Cpu {
         self.workers()
     }
 
+    fn multiprocessors(&self) -> usize {
+        1
+    }
+
     fn checks(&self) -> bool {
         true
     }

@@ -3,9 +3,11 @@
 use kernels_gpu::backward::{grad::grad, reduce::reduce, scan::scan_back, states::scan_states};
 use kernels_gpu::begin::{BeginParams, begin};
 use kernels_gpu::comm_bench::{CommBenchParams, comm_bench};
-use kernels_gpu::fixup::fix_out;
+use kernels_gpu::fixup::{fix_out, join_parts};
 use kernels_gpu::gate::{Gdn, Kda};
-use kernels_gpu::params::{FixParams, GradParams, PrepParams, ReduceParams, ScanBackParams, ScanParams, StatesParams};
+use kernels_gpu::params::{
+    FixParams, GradParams, JoinParams, PrepParams, ReduceParams, ScanBackParams, ScanParams, StatesParams,
+};
 use kernels_gpu::prep::prep;
 use kernels_gpu::scan::scan_push;
 use kernels_gpu::tile::Warpgroup;
@@ -107,6 +109,16 @@ impl Kernel for FixParams {
     }
 }
 
+impl Kernel for JoinParams {
+    const NAME: &'static str = "join_parts";
+    fn host_entry(_: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
+        by_dtype!(dtype, E => join_parts::<E>)
+    }
+    fn device_entry(_: Op, dtype: Dtype) -> String {
+        format!("join_parts_{dtype}")
+    }
+}
+
 impl Kernel for ScanBackParams {
     const NAME: &'static str = "scan_back";
     fn host_entry(_: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
@@ -177,6 +189,7 @@ pub(super) fn sending_entries() -> Vec<String> {
         names.extend([
             ScanParams::device_entry(Op::Kda, dtype),
             FixParams::device_entry(Op::Kda, dtype),
+            JoinParams::device_entry(Op::Kda, dtype),
             ScanBackParams::device_entry(Op::Kda, dtype),
         ]);
     }

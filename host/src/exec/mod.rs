@@ -347,6 +347,9 @@ pub trait Executor {
     /// Blocks that wait at the same time at most: what a sum of waits over blocks is divided by.
     fn concurrency(&self) -> usize;
 
+    /// Multiprocessors over which a step is worth being spread, at the price of more work in all. 1 on the CPU, where work counts.
+    fn multiprocessors(&self) -> usize;
+
     /// The body of kernels for problems of these sizes and operand type.
     fn body(&self, sizes: &Sizes, operands: Dtype) -> Body;
 

@@ -1,5 +1,7 @@
 //! How an operation is to be run.
 
+use std::num::NonZeroUsize;
+
 use crate::tensor::Dtype;
 
 /// How the PEs exchange summaries.
@@ -84,6 +86,40 @@ impl std::fmt::Display for Recompute {
     }
 }
 
+/// Into how many parts a PE cuts each of its segments, to walk them side by side. Exact mode never cuts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Segments {
+    /// As many as fill the multiprocessors of a GPU, where one part leaves most of them idle; one on the CPU.
+    #[default]
+    Auto,
+    /// So many, or as many as there are chunks. 1 is never to cut.
+    #[serde(untagged)]
+    At(NonZeroUsize),
+}
+
+impl std::fmt::Display for Segments {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Segments::Auto => f.write_str("auto"),
+            Segments::At(count) => count.fmt(f),
+        }
+    }
+}
+
+impl std::str::FromStr for Segments {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Segments::Auto),
+            _ => text.parse().map(Segments::At).map_err(|_| {
+                "it must be auto, or a number of parts from 1 on for each segment (1: never cut)".to_owned()
+            }),
+        }
+    }
+}
+
 /// Whether a call looks at the values that it is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -148,6 +184,8 @@ pub struct Config {
     /// the norm of the state that arrives, a state by this times that norm. 0 leaves out nothing, as exact mode does; else
     /// from [`LEAST_CUT_TOLERANCE`] to below 1.
     pub cut_tolerance: f32,
+    /// Into how many parts segments are cut that this PE walks; need not be the same on all PEs.
+    pub segments: Segments,
     /// How summaries are written into other PEs' memory; need not be the same on all PEs.
     pub transport: Transport,
     /// Whether to return the state after each sequence.
@@ -175,6 +213,7 @@ impl Default for Config {
             chunk: 64,
             m_wire: MWire::Auto,
             cut_tolerance: CUT_TOLERANCE,
+            segments: Segments::Auto,
             transport: Transport::Auto,
             final_state: true,
             recompute: Recompute::All,
@@ -184,5 +223,24 @@ impl Default for Config {
             workers: None,
             trace: false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_parts_are_said_and_read_alike() {
+        let three = Segments::At(NonZeroUsize::new(3).unwrap());
+        for (segments, text, json) in [(Segments::Auto, "auto", "\"auto\""), (three, "3", "3")] {
+            assert_eq!((segments.to_string().as_str(), text.parse()), (text, Ok(segments)));
+            assert_eq!(serde_json::to_string(&segments).unwrap(), json);
+            assert_eq!(serde_json::from_str::<Segments>(json).unwrap(), segments);
+        }
+        for bad in ["0", "-1", "all", "2.5", ""] {
+            assert!(bad.parse::<Segments>().unwrap_err().contains("from 1 on"), "{bad}");
+        }
+        assert!(serde_json::from_str::<Segments>("0").is_err());
     }
 }

@@ -5,7 +5,9 @@ use kernels_gpu::params::{Array, Cut, Matrix, Tensor as Param};
 use kernels_gpu::protocol::ChannelLayout;
 use kernels_gpu::tile::host::Checker;
 
-use super::{Config, CutReport, Mode};
+use super::CutReport;
+use super::parts::Walk;
+use super::step::Step;
 use crate::exec::{ExecError, Executor, KeptMemory};
 use crate::plan::RankPlan;
 
@@ -122,25 +124,37 @@ pub(super) fn read<X: Executor>(
 pub(super) struct Rows {
     layout: ChannelLayout,
     hv: usize,
-    /// Lane and chunks of each receiving segment; none in exact mode, in which nothing is corrected.
-    segments: Vec<(usize, u64)>,
+    rows: usize,
+    /// What was walked with columns of M; nothing in exact mode.
+    walks: Vec<Walk>,
 }
 
 impl Rows {
-    pub fn of(rank: &RankPlan, layout: ChannelLayout, hv: usize, config: &Config) -> Self {
-        let receiving = rank.receiving().filter(|_| config.mode != Mode::Exact);
-        let chunks = |len: usize| len.div_ceil(config.chunk) as u64;
-        Self { layout, hv, segments: receiving.map(|(s, receive)| (receive.lane, chunks(s.len))).collect() }
+    /// Of a forward step.
+    pub fn of(step: &Step<'_>) -> Self {
+        let rows = step.rows();
+        let corrected = |walk: &Walk| rows > 0 && walk.lane.is_some();
+        Self {
+            layout: step.layout,
+            hv: step.dims.hv,
+            rows,
+            walks: step.walks().into_iter().filter(corrected).collect(),
+        }
     }
 
-    /// Rows: receiving lanes and value heads.
+    /// Rows: lanes and value heads.
     pub fn rows(&self) -> usize {
-        self.segments.len() * self.hv
+        self.rows
+    }
+
+    /// What is corrected; all of it has a lane.
+    pub fn walks(&self) -> &[Walk] {
+        &self.walks
     }
 
     /// Entries of the table.
     pub fn entries(&self) -> usize {
-        self.rows() * self.layout.blocks() as usize
+        self.rows * self.layout.blocks() as usize
     }
 
     fn cuts(&self, cuts: Vec<Cut>) -> Cuts {
@@ -169,10 +183,6 @@ impl Cuts {
         &self.cuts[(lane * self.hv + head) * self.layout.blocks() as usize + block as usize]
     }
 
-    fn m_blocks(&self) -> std::ops::Range<u32> {
-        self.layout.s_blocks()..self.layout.blocks()
-    }
-
     /// Which blocks of M are empty, bit i for the i-th, by sending row of the segments of `rank`; nothing is empty where a segment receives nothing.
     pub fn empty_to_send(&self, rank: &RankPlan) -> Vec<u32> {
         let by_row = empty(&self.cuts, &self.layout);
@@ -188,27 +198,31 @@ impl Cuts {
 
     /// Adds what there is to say to `report`.
     pub fn count(&self, report: &mut CutReport, rows: &Rows) {
-        for &(lane, chunks) in &rows.segments {
-            for (head, block) in (0..self.hv).flat_map(|head| self.m_blocks().map(move |block| (head, block))) {
-                report.m_chunks += chunks;
-                report.m_chunks_walked += chunks - u64::from(self.of(lane, head, block).dropped);
+        for (walk, lane) in rows.walks.iter().filter_map(|walk| Some((walk, walk.lane?))) {
+            let chunks = walk.chunks as u64;
+            for (head, block) in (0..self.hv).flat_map(|head| (0..self.layout.blocks()).map(move |block| (head, block)))
+            {
+                let cut = self.of(lane, head, block);
+                report.largest_bound = report.largest_bound.max(cut.bound);
+                if !self.layout.is_state(block) {
+                    report.m_chunks += chunks;
+                    report.m_chunks_walked += chunks - u64::from(cut.dropped);
+                }
             }
         }
-        report.largest_bound = self.cuts.iter().fold(report.largest_bound, |most, cut| most.max(cut.bound));
     }
 
     /// Tells the checker which rows of `o_local` and `q_tilde` nobody had to write.
-    pub fn excuse(&self, checker: &Checker, rank: &RankPlan, chunk: usize, o_local: &Param, q_tilde: &Param) {
+    pub fn excuse(&self, checker: &Checker, rows: &Rows, chunk: usize, o_local: &Param, q_tilde: &Param) {
         let (hv, k, v) = (self.hv, self.layout.k as usize, self.layout.v as usize);
-        for (segment, receive) in rank.receiving() {
-            let chunks = segment.len.div_ceil(chunk);
+        for (walk, lane) in rows.walks.iter().filter_map(|walk| Some((walk, walk.lane?))) {
             for (head, block) in (0..hv).flat_map(|head| (0..self.layout.blocks()).map(move |block| (head, block))) {
-                let walked = chunks - self.of(receive.lane, head, block).dropped as usize;
-                let first = (walked * chunk).min(segment.len);
+                let walked = walk.chunks - self.of(lane, head, block).dropped as usize;
+                let first = (walked * chunk).min(walk.len);
                 let (column, count) = self.layout.columns(block);
                 let (tensor, width) = if self.layout.is_state(block) { (o_local, v) } else { (q_tilde, k) };
-                let offset = ((segment.start + first) * hv + head) * width + column as usize;
-                let rows: Matrix = tensor.matrix(offset, segment.len - first, count as usize, hv * width, 1);
+                let offset = ((walk.start + first) * hv + head) * width + column as usize;
+                let rows: Matrix = tensor.matrix(offset, walk.len - first, count as usize, hv * width, 1);
                 checker.excuse(&rows);
             }
         }

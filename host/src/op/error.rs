@@ -103,6 +103,7 @@ impl std::fmt::Display for ExpiredWait {
             kernels_gpu::comm::STEP_SCAN => "scan_push",
             kernels_gpu::comm::STEP_FIX => "fix_out",
             kernels_gpu::comm::STEP_SCAN_BACK => "scan_back",
+            kernels_gpu::comm::STEP_JOIN => "join_parts",
             _ => "a kernel",
         };
         let (lane, head) = (self.expired.row / self.hv, self.expired.row % self.hv);

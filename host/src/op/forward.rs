@@ -1,10 +1,10 @@
-//! A forward step on one PE: `prep`, `scan_push`, `fix_out`.
+//! A forward step on one PE: `prep`, `scan_push`, `join_parts` where segments are walked in parts, `fix_out`.
 
 use std::time::{Duration, Instant};
 
 use kernels_gpu::fixup;
 use kernels_gpu::hopper;
-use kernels_gpu::params::{FixParams, Records, ScanParams, Tensor as Param};
+use kernels_gpu::params::{FixParams, JoinParams, Records, ScanParams, Tensor as Param};
 use kernels_gpu::scan::own_len;
 use kernels_gpu::tile::host::Checker;
 
@@ -27,8 +27,10 @@ pub(super) struct ForwardTables {
     parts: TableParts,
     channel: ChannelParts,
     scan: Work,
+    join: Work,
     fix: Work,
     chunks: usize,
+    joins: bool,
     corrects: bool,
 }
 
@@ -61,24 +63,26 @@ impl Step<'_> {
         let element = dtype.size();
         let sizes = self.sizes();
         let body = self.body(exec);
-        let (scan_blocks, walkers) = self.scan_blocks(body, rank.receiving().next().is_some());
+        let rows = Rows::of(self);
+        let (scan_blocks, walkers) = self.scan_blocks(body, rank.receiving().next().is_some() || rows.rows() > 0);
         let channel = channel.map(|channel| {
             channel.advance();
             &*channel
         });
-        let form = Form::new(self.plan, self.layout, [walkers, 0]);
+        let form = Form::new(self.plan, self.layout, self.parts, [walkers, 0]);
         let (placed, tables) = images.place(exec, &form, |draft| {
-            let tables = HostTables::new(rank, config.mode, config.chunk, hv as u32, &self.layout, walkers as u32);
+            let tables = HostTables::new(rank, config, self.parts, hv as u32, &self.layout, walkers as u32);
             ForwardTables {
                 parts: TableParts::push(&mut draft.image, &tables),
                 channel: ChannelParts::push(&mut draft.image, channel),
                 scan: draft.push_work(&tables.scan),
+                join: draft.push_work(&tables.join),
                 fix: draft.push_work(&tables.fix),
                 chunks: tables.chunks.len(),
+                joins: !tables.join.is_empty(),
                 corrects: !tables.fix.is_empty(),
             }
         })?;
-        let rows = Rows::of(rank, self.layout, hv, config);
         let cuts = noted.place(exec, rows.entries())?;
         let mut saved = if save { Some(self.save(exec, tables.chunks, &rows)?) } else { None };
         let memory = self.memory(exec, tables.chunks, &rows, out, saved.as_mut())?;
@@ -86,6 +90,7 @@ impl Step<'_> {
         let device_channel = self.channel_params(exec, &tables.channel, placed, channel);
         let trace = self.vitals.trace_buffer();
         let ((scan_items, scan_ticket), (fix_items, fix_ticket)) = (placed.work(tables.scan), placed.work(tables.fix));
+        let (join_items, join_ticket) = placed.work(tables.join);
 
         let (v_first, m_dtype) = (self.v_first(), code(self.m_dtype()) as u32);
         let prep_params = self.prep_params(exec, device_tables, memory.records, trace)?;
@@ -118,6 +123,7 @@ impl Step<'_> {
             q_tilde,
             own,
             state_in,
+            transitions,
             o: o_param,
             finals: finals_param,
             cuts,
@@ -130,10 +136,12 @@ impl Step<'_> {
             m_transposed: 0,
             pad: 0,
         };
+        let join_params = JoinParams { fix: FixParams { items: join_items, ticket: join_ticket, ..fix_params } };
+        let fix_shared = fixup::shared_bytes(k, config.chunk, element);
         let mut checker = Checker::new();
         let checked = config.checked && exec.checks();
         if checked {
-            self.expect_outputs(&mut checker, &memory);
+            self.expect_outputs(&mut checker, &memory, &rows);
         }
         let peer_failed = || self.pe.failed_peer().is_some();
         let mut common = Common::new(self.inputs, checked.then_some(&checker), &peer_failed);
@@ -157,6 +165,9 @@ impl Step<'_> {
         } else {
             common.launch(exec, scan_blocks, &scan_params)?;
         }
+        if tables.joins {
+            common.launch(exec, (Grid::Resident, fixup::WARPGROUPS, fix_shared), &join_params)?;
+        }
         if on_host && config.mode == Mode::Overlap {
             exec.wait(&peer_failed)?;
             self.pe.barrier("scans of the step")?;
@@ -176,7 +187,7 @@ impl Step<'_> {
         }
         if tables.corrects {
             let shared_bytes = match body {
-                Body::Portable => fixup::shared_bytes(k, config.chunk, element),
+                Body::Portable => fix_shared,
                 Body::Hopper => hopper::FIX_SHARED,
             };
             let blocks = Blocks { grid: Grid::Resident, body, warpgroups: fixup::WARPGROUPS, shared_bytes };
@@ -184,7 +195,7 @@ impl Step<'_> {
         }
         if checked && rows.entries() > 0 {
             self.check_trap(exec)?;
-            noted.read(exec, &rows)?.excuse(&checker, rank, config.chunk, &memory.o_local, &memory.q_tilde);
+            noted.read(exec, &rows)?.excuse(&checker, &rows, config.chunk, &memory.o_local, &memory.q_tilde);
         }
         common.finish(exec, self)?;
         Ok((Launched { exchange, cuts: Some(rows), ..self.launched(exec, "forward", common) }, saved))
@@ -193,10 +204,13 @@ impl Step<'_> {
     /// Memory for what the backward step needs of a rank with `chunks` chunks.
     fn save<X: Executor>(&self, exec: &mut X, chunks: usize, rows: &Rows) -> Result<SavedMemory<X>, ExecError> {
         let Dims { hv, k, v, .. } = *self.dims;
-        let receiving = self.rank().receiving().count() * hv;
-        // M goes back with a segment's gradient unless the sequence ends there, and is not used in exact mode.
-        let forwards = self.rank().receiving().any(|(segment, _)| segment.send.is_some());
+        // In exact mode states are kept of segments only.
+        let receiving = rows.rows().max(self.rank().receiving().count() * hv);
+        // M goes back with a segment's gradient unless the sequence ends there, and from part to part; it is not used in exact mode.
+        let forwards = self.rank().receiving().any(|(segment, _)| segment.send.is_some()) || self.parts.most() > 1;
         let transitions = if forwards && self.config.mode != Mode::Exact { receiving * k * k } else { 0 };
+        // From part to part M does not travel, and has no reason to be narrow.
+        let transitions_dtype = if self.parts.most() > 1 { Dtype::F32 } else { self.m_dtype() };
         let notes = if transitions > 0 { rows.entries() } else { 0 };
         let (operands, decay) = self.record_lens(chunks);
         let records = match self.config.recompute {
@@ -207,7 +221,7 @@ impl Step<'_> {
         };
         Ok(SavedMemory {
             state_in: Kept::new(exec, receiving * v * k, Dtype::F32)?,
-            transitions: Kept::new(exec, transitions, self.m_dtype())?,
+            transitions: Kept::new(exec, transitions, transitions_dtype)?,
             cuts: Kept::new(exec, notes * CUT_WORDS, Dtype::F32)?,
             records,
         })
@@ -223,10 +237,8 @@ impl Step<'_> {
         saved: Option<&mut SavedMemory<X>>,
     ) -> Result<Memory, ExecError> {
         let Dims { hv, k, v, .. } = *self.dims;
-        let (rank, dtype, sizes) = (self.rank(), self.inputs.dtype(), self.sizes());
-        // In exact mode nothing is corrected.
-        let corrects = self.config.mode != Mode::Exact;
-        let corrected = rank.receiving().filter(|_| corrects).map(|(s, _)| s.start + s.len).max().unwrap_or(0);
+        let (dtype, sizes) = (self.inputs.dtype(), self.sizes());
+        let corrected = rows.walks().iter().map(|walk| walk.start + walk.len).max().unwrap_or(0);
         let receiving = rows.rows();
         let (operands, decay) = self.record_lens(chunks);
         let cuts = self.config.cut_tolerance > 0.0 && receiving > 0;
@@ -265,7 +277,7 @@ impl Step<'_> {
     }
 
     /// Tells the checker what the step must write.
-    fn expect_outputs(&self, checker: &mut Checker, memory: &Memory) {
+    fn expect_outputs(&self, checker: &mut Checker, memory: &Memory, rows: &Rows) {
         let Dims { hv, k, v, .. } = *self.dims;
         let outputs = [
             ("records", &memory.records.operands),
@@ -276,8 +288,8 @@ impl Step<'_> {
         for (name, tensor) in outputs.into_iter().filter(|(_, tensor)| tensor.is_present()) {
             checker.expect_written(name, *tensor);
         }
-        for (segment, _) in self.rank().receiving().filter(|_| self.config.mode != Mode::Exact) {
-            let (start, len) = (segment.start * hv, segment.len * hv);
+        for walk in rows.walks() {
+            let (start, len) = (walk.start * hv, walk.len * hv);
             checker.expect_written("o_local", part(&memory.o_local, start * v, len * v));
             checker.expect_written("q_tilde", part(&memory.q_tilde, start * k, len * k));
         }

@@ -45,6 +45,7 @@ impl CapturedSteps {
             exchange: std::time::Duration::ZERO,
             tokens: 0,
             hv: self.hv,
+            parts: 1,
             on_host: false,
             cuts: None,
         }

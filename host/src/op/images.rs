@@ -8,6 +8,7 @@
 use kernels_gpu::params::Array;
 use kernels_gpu::protocol::ChannelLayout;
 
+use super::parts::Parts;
 use crate::exec::{ExecError, Executor, Image, KeptMemory, Part};
 use crate::plan::{Layout, Plan};
 
@@ -25,13 +26,15 @@ pub(super) struct Form {
     sequences: Layout,
     cuts: Vec<usize>,
     channel: ChannelLayout,
+    /// How this PE cuts its segments.
+    parts: Parts,
     /// Column blocks that a block of each walk takes.
     walkers: [usize; 2],
 }
 
 impl Form {
-    pub fn new(plan: &Plan, channel: ChannelLayout, walkers: [usize; 2]) -> Self {
-        Self { sequences: plan.layout.clone(), cuts: plan.cuts.clone(), channel, walkers }
+    pub fn new(plan: &Plan, channel: ChannelLayout, parts: &Parts, walkers: [usize; 2]) -> Self {
+        Self { sequences: plan.layout.clone(), cuts: plan.cuts.clone(), channel, parts: parts.clone(), walkers }
     }
 }
 
@@ -180,7 +183,7 @@ mod tests {
 
     fn form(tokens: usize) -> Form {
         let plan = Plan::batch(1, tokens, &Cuts::equal(2)).unwrap();
-        Form::new(&plan, ChannelLayout::new(2, 1, 64, 64, 4).unwrap(), [2, 1])
+        Form::new(&plan, ChannelLayout::new(2, 1, 64, 64, 4).unwrap(), &Parts::default(), [2, 1])
     }
 
     #[test]

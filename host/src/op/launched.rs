@@ -23,6 +23,8 @@ pub(super) struct Launched {
     pub exchange: Duration,
     pub tokens: usize,
     pub hv: usize,
+    /// Parts of the segment that was cut into most.
+    pub parts: usize,
     /// Whether PEs waited for each other on the host.
     pub on_host: bool,
     /// Forward: what its notes of cuts are of.
@@ -68,7 +70,8 @@ impl Launched {
         tables: usize,
     ) -> Result<Report, OpError> {
         let (stats, cuts) = vitals.left(exec, self.cuts.as_ref())?;
-        let mut report = Report { tokens: self.tokens, exposed_wait: self.exchange, ..Report::default() };
+        let mut report =
+            Report { tokens: self.tokens, parts: self.parts, exposed_wait: self.exchange, ..Report::default() };
         let times = exec.take_times()?;
         let kernels = self.kernels.iter().zip(times.launches).map(|(&kernel, time)| KernelTime { kernel, time });
         report.kernels = kernels.collect();

@@ -32,6 +32,7 @@ mod graph;
 mod images;
 mod launched;
 mod out;
+mod parts;
 mod pending;
 mod report;
 mod saved;
@@ -49,7 +50,9 @@ use std::time::Instant;
 use kernels_gpu::params::StepStats;
 use kernels_gpu::protocol::ChannelLayout;
 
-pub use config::{CUT_TOLERANCE, Config, Device, LEAST_CUT_TOLERANCE, MWire, Mode, Recompute, Transport, Values};
+pub use config::{
+    CUT_TOLERANCE, Config, Device, LEAST_CUT_TOLERANCE, MWire, Mode, Recompute, Segments, Transport, Values,
+};
 pub use convolution::ShortConvolution;
 pub use error::{ExpiredWait, OpError};
 #[cfg(feature = "cuda")]
@@ -75,6 +78,7 @@ use forward::ForwardTables;
 use images::Images;
 use launched::Launched;
 use out::Places;
+use parts::Parts;
 use saved::SavedMemory;
 use vitals::Vitals;
 
@@ -370,8 +374,10 @@ impl<'pe, X: Executor> ContextParallel<'pe, X> {
         save: bool,
     ) -> Result<(Launched, Option<SavedMemory<X>>), OpError> {
         let layout = self.prepare(Direction::Forward, plan, inputs, dims, 0)?;
-        let (config, vitals) = (&self.config, self.vitals.signs());
-        let step = step::Step { pe: self.pe, plan, inputs, dims, config, layout, vitals, aligned: self.aligned };
+        let (config, vitals, aligned) = (&self.config, self.vitals.signs(), self.aligned);
+        let step =
+            step::Step { pe: self.pe, plan, inputs, dims, config, layout, parts: &Parts::default(), vitals, aligned };
+        let step = step::Step { parts: &step.cut(&self.exec, &plan.ranks[self.pe.rank()]), ..step };
         let channel = self.channels.get_mut(&(Direction::Forward, layout)).filter(|_| plan.lanes > 0);
         let cuts = &mut self.vitals.cuts;
         let launched = step.forward(&mut self.exec, &mut self.forward_tables, channel, cuts, (out, save))?;

@@ -46,6 +46,8 @@ impl CutReport {
 pub struct Report {
     /// Tokens of this PE.
     pub tokens: usize,
+    /// Parts of the segment that this PE cut into most; 1 if it walked all of them whole.
+    pub parts: usize,
     /// Payload bytes sent to other PEs.
     pub bytes_sent: u64,
     /// Messages (column blocks) sent.

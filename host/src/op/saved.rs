@@ -95,7 +95,8 @@ impl Origin {
 pub(super) struct SavedMemory<X: Executor> {
     /// f32 `[lanes * HV, V, K]`: the states before receiving segments.
     pub state_in: Kept<X>,
-    /// `[lanes * HV, K, K]` in the type of the wire: M^T of receiving segments; empty where no gradient is passed on with it.
+    /// `[lanes * HV, K, K]` in the type of the wire, f32 if there are parts: M^T of receiving segments and parts; empty where no
+    /// gradient is passed on with it.
     pub transitions: Kept<X>,
     /// What the forward step noted of the cut of transitions: which blocks of M are empty and not kept. Of
     /// [`kernels_gpu::params::Cut`].

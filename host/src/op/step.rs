@@ -12,6 +12,7 @@ use kernels_gpu::tile::host::Checker;
 use super::channel::Channel;
 use super::images::Placed;
 use super::launched::{self, Launched};
+use super::parts::{Parts, Room, Walk};
 use super::tables::HostTables;
 use super::vitals::VitalSigns;
 use super::{Config, Mode, OpError};
@@ -30,6 +31,8 @@ pub(super) struct Step<'a> {
     pub dims: &'a Dims,
     pub config: &'a Config,
     pub layout: ChannelLayout,
+    /// How this PE cuts its segments once more; the same in both directions.
+    pub parts: &'a Parts,
     /// What the step's kernels leave for the host.
     pub vitals: VitalSigns,
     /// Whether PEs wait for each other before the first launch, see [`super::ContextParallel::align_starts`].
@@ -180,6 +183,25 @@ impl Step<'_> {
         &self.plan.ranks[self.pe.rank()]
     }
 
+    /// How this PE cuts its segments, those of `rank`, the plan's own and not its mirror's.
+    pub fn cut<X: Executor>(&self, exec: &X, rank: &RankPlan) -> Parts {
+        let (_, walkers) = self.scan_blocks(self.body(exec), true);
+        let blocks = self.dims.hv * (self.layout.blocks() as usize).div_ceil(walkers);
+        Parts::of(rank, self.config, Room { multiprocessors: exec.multiprocessors(), blocks })
+    }
+
+    /// What of this PE's segments is walked by itself.
+    pub fn walks(&self) -> Vec<Walk> {
+        self.parts.walks(self.rank(), self.config.chunk)
+    }
+
+    /// Rows of this PE's tables: lanes in which it receives and those of parts, and value heads. None in exact mode, in which
+    /// nothing is corrected.
+    pub fn rows(&self) -> usize {
+        let lanes = self.rank().receiving().count() + self.parts.lanes();
+        if self.config.mode == Mode::Exact { 0 } else { lanes * self.dims.hv }
+    }
+
     /// Sizes as kernels take them.
     pub fn sizes(&self) -> Sizes {
         let Dims { h, hv, k, v, .. } = *self.dims;
@@ -199,9 +221,9 @@ impl Step<'_> {
     /// The forward scan's blocks, with or without columns of M, and how many column blocks each walks.
     pub fn scan_blocks(&self, body: Body, with_m: bool) -> (Blocks, usize) {
         let (element, grid) = (self.inputs.dtype().size(), Grid::Resident);
+        let bytes = |n| scan::shared_bytes(self.dims.k, self.config.chunk, element, n);
         match body {
             Body::Portable => {
-                let bytes = |n| scan::shared_bytes(self.dims.k, self.config.chunk, element, n);
                 let walkers = if bytes(scan::WARPGROUPS) <= SHARED_BYTES { scan::WARPGROUPS } else { 1 };
                 ((grid, walkers, bytes(walkers)).into(), walkers)
             }
@@ -356,6 +378,7 @@ impl Step<'_> {
             exchange: std::time::Duration::ZERO,
             tokens: self.dims.b * self.dims.t,
             hv: self.dims.hv,
+            parts: self.parts.most(),
             on_host: self.waits_on_host(exec),
             cuts: None,
         }

@@ -4,6 +4,7 @@ use super::agreement::Direction;
 use super::backward::{self, BackwardStep};
 use super::launched::Launched;
 use super::out::{Places, check_gradients};
+use super::parts::Parts;
 use super::saved::{Origin, SavedHandle, SavedMemory};
 use super::{Backward, BackwardOut, ContextParallel, Done, Forward, ForwardOut, OpError, Saved, Values, step};
 use crate::error::InputError;
@@ -215,6 +216,7 @@ impl<X: Executor> ContextParallel<'_, X> {
         let rank = self.pe.rank();
         made.sources = mirrored.ranks[rank].receiving().flat_map(|(_, receive)| receive.from.iter().copied()).collect();
         let step = step::Step {
+            parts: &Parts::default(),
             pe: self.pe,
             plan: &mirrored,
             inputs,
@@ -224,6 +226,7 @@ impl<X: Executor> ContextParallel<'_, X> {
             vitals: self.vitals.signs(),
             aligned: self.aligned,
         };
+        let step = step::Step { parts: &step.cut(&self.exec, &plan.ranks[rank]), ..step };
         let step = BackwardStep { step, forward_rank: &plan.ranks[rank], upstream };
         let channel = self.channels.get_mut(&(Direction::Backward, layout)).filter(|_| plan.lanes > 0);
         let launched = step.launch(&mut self.exec, &mut self.backward_tables, channel, memory, out)?;

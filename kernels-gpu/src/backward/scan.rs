@@ -17,7 +17,7 @@ use crate::comm::{Port, STEP_SCAN_BACK, Targets};
 use crate::cut;
 use crate::element::DtypeCode;
 use crate::params::{BackItem, BackPass, Chunk, NONE, ScanBackParams, Segment, StampKind, StepMode};
-use crate::scan::state_columns;
+use crate::scan::{own_columns, state_columns};
 use crate::tile::{Acc, BLOCK_COLUMNS, OperandElement, Shared, Warpgroup};
 
 /// Most warpgroups in a block; fewer where shared memory does not suffice.
@@ -272,7 +272,16 @@ pub(crate) fn hand_over(
     }
     // What has other PEs' part in it has already been sent without it, by the external pass.
     let was_sent = at.stores && segment.receive_lane != NONE && p.channel.mode != StepMode::Exact as u32;
-    if was_sent { true } else { send(wg, p, port, at, block, state) }
+    if was_sent {
+        true
+    } else if segment.own_lane != NONE {
+        // A part: the gradients before it are merged on this PE.
+        let row = segment.own_lane * sizes.hv + at.item.head;
+        wg.store(own_columns(&p.channel.layout, &p.own, row, block), state);
+        true
+    } else {
+        send(wg, p, port, at, block, state)
+    }
 }
 
 /// Who needs what the item sends.

@@ -96,6 +96,8 @@ pub struct ScanBackParams {
     /// Of [`super::Cut`], `[lanes * HV, blocks]`, in the same order: which blocks of these M are empty and not kept, as the forward
     /// pass noted it. Absent if none can be.
     pub cuts: Array,
+    /// As in [`super::ScanParams`], S only: what parts leave for the gradients before them; absent where there are none.
+    pub own: Tensor,
     /// Result, operand type, `[chunks, HV, V, K]`: the gradient of the state after each chunk.
     pub d_states: Tensor,
     /// Result, operand type, `[tokens, HV, V]`: the gradient of v_new.

@@ -101,12 +101,13 @@ pub struct ScanParams {
     pub initial: Tensor,
     /// f32 final states or absent.
     pub finals: Tensor,
-    /// Own summaries of receiving segments, laid out like one row of slots: for their final states.
+    /// Own summaries, by [`Segment::own_lane`], laid out like one row of slots: for final states, and of parts for the states after
+    /// them.
     pub own: Tensor,
     /// f32 `[lanes * HV, V, K]`: where exact mode keeps the states that arrive, for a backward pass; absent if none follows.
     /// (In other modes [`FixParams::state_in`] holds them.)
     pub state_in: Tensor,
-    /// `[lanes * HV, K, K]`, in the element type of M on the wire: where M^T of receiving segments is kept for a backward
+    /// `[lanes * HV, K, K]`, in the element type of M on the wire, f32 if there are parts: where M^T of receiving segments is kept for a backward
     /// pass; absent if none follows, and in exact mode.
     pub transitions: Tensor,
     /// Result: of [`Cut`], `[lanes * HV, blocks]`, zero before.
@@ -138,6 +139,19 @@ impl ScanParams {
     }
 }
 
+/// What an item of the correction is for, besides its chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum FixPass {
+    /// Nothing: the state before the segment is merged by another.
+    Corrects = 0,
+    /// Merges the state before the segment, or those before its parts, and publishes them; it comes before the others. In
+    /// [`crate::fixup::join_parts`], for sequences that start here: those before its parts, and sends the state after the segment.
+    Merges = 1,
+    /// In [`crate::fixup::join_parts`]: composes a column block of [S | M] of the segment from those of its parts, and sends it.
+    Composes = 2,
+}
+
 /// One work item of the correction: a run of chunks of one head and 64 columns of V.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -146,14 +160,14 @@ pub struct FixItem {
     pub segment: u32,
     /// Value head.
     pub head: u32,
-    /// Column block of V.
+    /// Column block of V; of [S | M], where it composes.
     pub block: u32,
     /// First chunk, counted from the segment's first.
     pub first_chunk: u32,
     /// Number of chunks.
     pub chunks: u32,
-    /// 1 for the item that merges the state before the segment and publishes it; it comes before the others.
-    pub merges: u32,
+    /// A [`FixPass`].
+    pub pass: u32,
 }
 
 /// Parameters of [`crate::fixup::fix_out`].
@@ -162,7 +176,7 @@ pub struct FixItem {
 pub struct FixParams {
     /// Sizes and tables.
     pub tables: Tables,
-    /// As in [`ScanParams`]; absent, like `q_tilde`, `own`, `o`, `finals` and `cuts`, if items have no chunks.
+    /// As in [`ScanParams`]; absent in a backward pass, like `q_tilde`, `o` and `finals`.
     pub o_local: Tensor,
     /// As in [`ScanParams`].
     pub q_tilde: Tensor,
@@ -170,11 +184,14 @@ pub struct FixParams {
     pub own: Tensor,
     /// f32 `[lanes * HV, V, K]`: the merged states before receiving segments.
     pub state_in: Tensor,
+    /// As in [`ScanParams`]: where M of whole segments is kept that is composed of their parts'. In a backward pass, by
+    /// [`Segment::send_lane`], as the forward pass kept it: M of parts.
+    pub transitions: Tensor,
     /// Result, `[tokens, HV, V]`.
     pub o: Tensor,
     /// f32 final states or absent.
     pub finals: Tensor,
-    /// As in [`ScanParams`].
+    /// As in [`ScanParams`]; in a backward pass as in [`super::ScanBackParams`], and absent where there are no parts.
     pub cuts: Array,
     /// Of [`FixItem`].
     pub items: Array,
@@ -192,4 +209,12 @@ pub struct FixParams {
     pub m_transposed: u32,
     /// Zero.
     pub pad: u32,
+}
+
+/// Parameters of [`crate::fixup::join_parts`].
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct JoinParams {
+    /// Those of the correction that follows, with other items.
+    pub fix: FixParams,
 }

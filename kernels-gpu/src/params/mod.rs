@@ -10,7 +10,7 @@ use bytemuck::{Pod, Zeroable};
 
 pub use backward::{BackItem, BackPass, GradParams, ReduceParams, ScanBackParams, StatesParams};
 pub use channel::{Channel, Stamp, StampKind, StepMode, StepStats, TraceBuffer, Way};
-pub use forward::{Cut, FixItem, FixParams, GateForm, PrepParams, ScanItem, ScanParams};
+pub use forward::{Cut, FixItem, FixParams, FixPass, GateForm, JoinParams, PrepParams, ScanItem, ScanParams};
 pub use tables::{Chunk, NONE, Records, Segment, Sizes, Tables, Target};
 
 use crate::element::DtypeCode;

@@ -35,7 +35,9 @@ pub struct Chunk {
 /// [`Segment::receive_lane`], [`Segment::initial`] and [`Segment::final_row`] where there is none.
 pub const NONE: u32 = u32::MAX;
 
-/// One segment: what this PE holds of one sequence.
+/// One segment: what this PE holds of one sequence. Or a *part* of one, a run of its chunks that is walked by itself: parts
+/// have lanes of their own, behind those of segments, which are rows of this PE's tables and not of the channel; what they have
+/// to do with other PEs is the whole segment's, which is an entry too.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Segment {
@@ -47,10 +49,20 @@ pub struct Segment {
     pub initial: u32,
     /// Row of the final state, or [`NONE`].
     pub final_row: u32,
-    /// Lane in which the state before the segment arrives, or [`NONE`] if the sequence starts here.
+    /// Lane in which the state before the segment arrives, or [`NONE`] if the sequence starts here. (Of a part: in which it is
+    /// merged, or [`NONE`] if the sequence starts with it.)
     pub receive_lane: u32,
-    /// Lane of the segment among those that this PE sends (staging rows of the bulk mode), or [`NONE`].
+    /// Lane of the segment among those that this PE sends (staging rows of the bulk mode), or [`NONE`]. (Of a part: in which
+    /// the forward step has kept its transition, for the backward step.)
     pub send_lane: u32,
+    /// Lane of the row of `own` in which the summary is left for this PE itself, or [`NONE`].
+    pub own_lane: u32,
+    /// Lane whose flag says that the state before it has been merged, or [`NONE`] if an earlier launch has done that.
+    pub await_lane: u32,
+    /// The segment's parts in the table of segments, in the order of the flow: the first; itself if it is walked whole.
+    pub first_part: u32,
+    /// How many; 1 if it is walked whole, and of a part.
+    pub parts: u32,
     /// First of its sources in the table of sources (PEs whose summaries it merges, ascending).
     pub first_source: u32,
     /// Number of sources.

@@ -7,7 +7,8 @@ use deltalink::reference::Problem;
 use deltalink::tensor::Dtype;
 use kernels_gpu::element::DtypeCode;
 use kernels_gpu::params::{
-    Array, BackItem, BackPass, Channel, Chunk, FixItem, NONE, ScanItem, Segment, Sizes, StepStats, Tables, Target, Way,
+    Array, BackItem, BackPass, Channel, Chunk, FixItem, FixPass, NONE, ScanItem, Segment, Sizes, StepStats, Tables,
+    Target, Way,
 };
 use kernels_gpu::protocol::{ChannelLayout, TrapRecord, Watch};
 
@@ -75,6 +76,10 @@ impl PeTables {
                 final_row: row(&later),
                 receive_lane: lane(&earlier),
                 send_lane: lane(&later),
+                own_lane: NONE,
+                await_lane: lane(&earlier),
+                first_part: tables.forward.len() as u32,
+                parts: 1,
                 first_source: 0,
                 sources: 0,
                 first_target: 0,
@@ -85,6 +90,7 @@ impl PeTables {
                 final_row: forward.initial,
                 receive_lane: forward.send_lane,
                 send_lane: forward.receive_lane,
+                await_lane: forward.send_lane,
                 first_source: tables.sources.len() as u32,
                 sources: later.len() as u32,
                 first_target: tables.targets.len() as u32,
@@ -127,7 +133,14 @@ impl PeTables {
                     self.state_items.push(ScanItem { segment, head, first_block, blocks });
                 }
                 for block in (0..s_blocks).filter(|_| waits) {
-                    self.merge_items.push(FixItem { segment, head, block, first_chunk: 0, chunks: 0, merges: 1 });
+                    self.merge_items.push(FixItem {
+                        segment,
+                        head,
+                        block,
+                        first_chunk: 0,
+                        chunks: 0,
+                        pass: FixPass::Merges as u32,
+                    });
                 }
             }
         }

@@ -19,7 +19,7 @@ use crate::exec::ExecError;
 use crate::exec::cpu::Cpu;
 use crate::file::{FileError, check_writable};
 use crate::inputs::Op;
-use crate::op::{Device, MWire, Mode, OpError, Recompute, Transport};
+use crate::op::{Device, MWire, Mode, OpError, Recompute, Segments, Transport};
 use crate::tensor::Dtype;
 use crate::trace::{Trace, TraceError};
 use crate::world::{Pe, RunError, WorldError, run_threads};
@@ -128,6 +128,10 @@ pub struct Args {
     /// Leave out what a transition M would still do once its norm is below this; 0 leaves out nothing.
     #[arg(long, value_name = "TOLERANCE", default_value = CUT_TOLERANCE, value_parser = cut_tolerance)]
     pub cut_tolerance: f32,
+    /// Into how many parts a PE cuts each of its segments, to walk them side by side: auto, which fills the multiprocessors of a
+    /// GPU, or a number (1: never). Mode exact never does.
+    #[arg(long, value_name = "N", default_value = "auto")]
+    pub segments: Segments,
     /// How summaries are written into other PEs' memory: stores where kernels reach it, otherwise puts; or puts always.
     #[arg(long, value_name = "HOW", default_value = "auto", value_parser = one_of::<Transport>(TRANSPORTS))]
     pub transport: Transport,

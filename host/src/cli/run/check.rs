@@ -1,6 +1,6 @@
 //! Whether results are right: against one PE, the f64 reference, and what the file expects.
 
-use super::super::judge::{Compared, Found, Pair, allowed, allowed_between, on_one_pe};
+use super::super::judge::{Compared, Found, Pair, allowed, allowed_between, on_one, on_one_pe};
 use super::super::progress::Progress;
 use super::RunCommandError;
 use super::input::Job;
@@ -41,7 +41,7 @@ pub(super) fn check(
     let found = Found::new(whole, layout);
 
     progress.start(format!("{}: computing on one PE", job.name));
-    let config = Config { trace: false, ..config.clone() };
+    let config = on_one(Config { trace: false, ..config.clone() });
     let one = whole::forward(&on_one_pe(&job.plan), &inputs, &config, &WorldOptions::default())
         .map_err(|source: OpError| RunCommandError::compute(&format!("{} on one PE", job.name), source))?;
     let one = Found::new(&one, layout);

@@ -9,7 +9,7 @@ use super::{SoakReport, Verdict, World, backward};
 use crate::exec::Waits;
 use crate::inputs::{Dims, Op};
 use crate::op::whole::Whole;
-use crate::op::{Config, CutReport, Mode, Transport};
+use crate::op::{Config, CutReport, Mode, Segments, Transport};
 use crate::tensor::Dtype;
 
 /// One input; the JSON is a list of these. Numbers that are not finite are `null` in JSON.
@@ -35,6 +35,8 @@ pub struct Report {
     pub m_wire: Dtype,
     /// How small the norm of a transition must be for the rest of it to be left out.
     pub cut_tolerance: f32,
+    /// Into how many parts PEs were to cut their segments.
+    pub segments: Segments,
     /// Whether all errors are within the tolerance; `null` if the inputs are not finite.
     pub passed: Option<bool>,
     /// Largest relative RMS error allowed.
@@ -88,6 +90,8 @@ pub struct PeReport {
     pub rank: usize,
     /// Tokens, over all rows of the batch.
     pub tokens: usize,
+    /// Parts of the segment that it cut into most; 1 if it walked all of them whole.
+    pub parts: usize,
     /// Payload sent to other PEs.
     pub bytes_sent: u64,
     /// What was left out of transitions.
@@ -123,6 +127,7 @@ impl Report {
         let pe = whole.reports.iter().enumerate().map(|(rank, r)| PeReport {
             rank,
             tokens: r.tokens,
+            parts: r.parts,
             bytes_sent: r.bytes_sent,
             cut: r.cut,
             compute_us: us(r.compute),
@@ -156,6 +161,7 @@ impl Report {
             chunk: config.chunk,
             m_wire: config.m_wire.resolve(inputs.dtype()),
             cut_tolerance: config.cut_tolerance,
+            segments: config.segments,
             passed: mismatches.as_ref().map(Vec::is_empty),
             tolerance: verdict.tolerance,
             tolerance_vs_one_pe: allowed_between(verdict.tolerance),
@@ -182,9 +188,13 @@ impl Report {
             World::Processes => "processes",
         };
         let Self { op, input, pes, mode, chunk, dtype, m_wire, .. } = self;
+        let parts = match self.pe.iter().map(|pe| pe.parts).max() {
+            Some(parts) if parts > 1 => format!(", segments in up to {parts} parts"),
+            _ => String::new(),
+        };
         let mut text = format!(
             "{op} {dtype} {input}: B={b} T={t} H={h} HV={hv} K={k} V={v}\n\
-             {pes} {} ({world}), mode {mode}, chunks of {chunk} tokens, M travels in {m_wire}\n\n",
+             {pes} {} ({world}), mode {mode}, chunks of {chunk} tokens, M travels in {m_wire}{parts}\n\n",
             if *pes == 1 { "PE" } else { "PEs" }
         );
 

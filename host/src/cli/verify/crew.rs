@@ -73,7 +73,7 @@ impl<'pe> Crew<'pe> {
             let outcome = few.run(|pe| {
                 let share = Share::new(&plan, pe.rank(), &inputs);
                 let upstream = how.backward.then(|| UpstreamShare::new(&plan, pe.rank(), &bench.upstream()));
-                let config = config(case, self.device);
+                let config = config(case, How { device: self.device, ..how });
                 self.part(pe, &plan, config, &share.inputs(&inputs), upstream.as_ref().map(UpstreamShare::view))
             });
             sent = match outcome {

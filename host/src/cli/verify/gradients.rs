@@ -1,6 +1,6 @@
 //! Gradients of a case.
 
-use super::super::judge::{allowance, allowed_between, on_one_pe};
+use super::super::judge::{allowance, allowed_between, on_one, on_one_pe};
 use super::matrix::Case;
 use super::measure::{How, config};
 use crate::compare::{Allowance, Checked, Regime, gradients_within, tolerance};
@@ -69,7 +69,7 @@ impl Expected {
             self.reference = Some(backward(problem, &self.upstream.view())?);
         }
         let reference = self.reference.as_ref().expect("made above");
-        let config = config(case, how.device);
+        let config = on_one(config(case, how));
         let options = WorldOptions::default();
         let one = whole::backward(&on_one_pe(plan), inputs, &self.upstream.view(), &config, &options)?.gradients;
 

@@ -1,13 +1,13 @@
 //! One case: compute it and compare.
 
-use super::super::judge::{Found, Pair, allowed, allowed_between, on_one_pe};
+use super::super::judge::{Found, Pair, allowed, allowed_between, on_one, on_one_pe};
 use super::gradients::{Computed, Expected};
 use super::matrix::Case;
 use crate::generate::{Case as Generated, Spec};
 use crate::gradients::Upstream;
 use crate::inputs::Inputs;
 use crate::op::whole::{self, Whole};
-use crate::op::{Config, Device, OpError};
+use crate::op::{Config, Device, OpError, Segments};
 use crate::plan::{Cuts, Plan, PlanError};
 use crate::reference::{Problem, ProblemError, recurrent, transition_weight};
 use crate::world::WorldOptions;
@@ -42,6 +42,8 @@ pub(super) struct How {
     pub device: Device,
     /// Gradients as well.
     pub backward: bool,
+    /// Into how many parts PEs cut their segments.
+    pub segments: Segments,
 }
 
 impl Figures {
@@ -87,7 +89,7 @@ impl Bench {
     }
 
     fn on_threads(&self, case: &Case, how: How) -> Result<Computed, MeasureError> {
-        let (plan, config, inputs) = (self.plan(case)?, config(case, how.device), self.generated.inputs());
+        let (plan, config, inputs) = (self.plan(case)?, config(case, how), self.generated.inputs());
         if !how.backward {
             return Ok(forward(&plan, &inputs, &config)?.into());
         }
@@ -133,7 +135,7 @@ impl Bench {
             self.solved = Some((problem, reference));
         }
         let (problem, reference) = self.solved.as_ref().expect("solved above");
-        let config = config(case, how.device);
+        let config = on_one(config(case, how));
         let one = forward(&on_one_pe(&plan), &inputs, &config)?;
 
         let tolerance = case.allowance() * allowed(case.spec.dtype, case.regime(), &config, &plan);
@@ -161,10 +163,11 @@ impl Bench {
     }
 }
 
-/// How `case` is to be computed on `device`.
-pub(super) fn config(case: &Case, device: Device) -> Config {
+/// How `case` is to be computed.
+pub(super) fn config(case: &Case, how: How) -> Config {
     Config {
-        device,
+        device: how.device,
+        segments: how.segments,
         mode: case.mode,
         chunk: case.chunk,
         m_wire: case.m_wire,

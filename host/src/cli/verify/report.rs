@@ -7,7 +7,7 @@ use super::super::output::{number, table};
 use super::super::pes::World;
 use super::matrix::Case;
 use super::measure::{Figures, Outcome};
-use crate::op::Device;
+use crate::op::{Device, Segments};
 use crate::tensor::Dtype;
 
 /// From here on a wrong transition M would show in the errors.
@@ -22,6 +22,8 @@ pub(super) struct Extent {
     pub device: Device,
     /// Whether gradients were checked as well.
     pub backward: bool,
+    /// Into how many parts PEs cut their segments.
+    pub segments: Segments,
     /// Processes, if PEs were processes.
     pub processes: Option<usize>,
     /// Cases that need more PEs than there were.
@@ -112,9 +114,12 @@ pub struct Failure {
 impl Report {
     /// Sums up. If `whole`, the cases must include some in which the transition matters.
     pub(super) fn new(seed: u64, whole: bool, extent: Extent, cases: &[Case], outcomes: &[Outcome]) -> Self {
-        let Extent { world, device, backward, processes, left_out } = extent;
+        let Extent { world, device, backward, segments, processes, left_out } = extent;
         let processes_again = if world == World::Processes { " --world processes" } else { "" };
-        let again = if backward { " --backward" } else { "" };
+        let mut again = if backward { " --backward" } else { "" }.to_owned();
+        if segments != Segments::Auto {
+            again += &format!(" --segments {segments}");
+        }
         let mut pes: Vec<usize> = cases.iter().map(Case::pes).collect();
         pes.sort_unstable();
         pes.dedup();

@@ -370,6 +370,11 @@ impl Executor for CudaExecutor {
         self.gpu.properties().sms as usize
     }
 
+    fn multiprocessors(&self) -> usize {
+        // PEs that share the GPU have their kernels on it, too.
+        (self.gpu.properties().sms as usize / self.sharing.pes.max(1)).max(1)
+    }
+
     fn symmetric(&mut self, pe: &Pe, name: &str, bytes: usize) -> Result<SymmetricBytes, ExecError> {
         let object = self.heap.alloc::<u64>(name, bytes.div_ceil(8))?;
         let addresses = (0..pe.size()).map(|rank| object.address(rank)).collect();

@@ -2,6 +2,7 @@
 
 use kernels_gpu::hopper::backward::value_panels_len;
 use kernels_gpu::params::{GradParams, PrepParams, Records, ReduceParams, Tensor as Param, TraceBuffer};
+use kernels_gpu::scan::own_len;
 use kernels_gpu::tile::host::Checker;
 
 use super::BackwardStep;
@@ -21,6 +22,8 @@ pub(super) struct Memory {
     pub states: Param,
     pub v_new: Param,
     pub state_out: Param,
+    /// dS_ext of parts.
+    pub own: Param,
     pub d_states: Param,
     pub d_v_new: Param,
     /// Gradients of q and k, or of every value head for `reduce`.
@@ -101,9 +104,9 @@ impl BackwardStep<'_> {
         let reduces_rows = self.reduces_rows(body);
         let heads = if reduces_rows { tokens * hv * k } else { 0 };
         let shares = |gradient: &Option<TensorViewMut<'_>>| gradient.as_ref().map_or(0, |x| chunks * x.len());
-        let receiving = step.rank().receiving().count() * hv;
-        // In exact mode what arrives is not merged, but walked from.
-        let merged = if step.config.mode == crate::op::Mode::Exact { 0 } else { receiving * v * k };
+        // In exact mode there are none: what arrives is not merged, but walked from.
+        let rows = step.rows();
+        let own = if step.parts.most() > 1 { rows * own_len(&step.layout) } else { 0 };
         Ok(Memory {
             records,
             records_were_kept: kept.is_some(),
@@ -111,7 +114,8 @@ impl BackwardStep<'_> {
             transitions: saved.transitions.param(),
             states: exec.scratch(Scratch::States, chunks * hv * v * k, dtype)?,
             v_new: exec.scratch(Scratch::VNew, values, dtype)?,
-            state_out: exec.scratch(Scratch::StateOut, merged, Dtype::F32)?,
+            state_out: exec.scratch(Scratch::StateOut, rows * v * k, Dtype::F32)?,
+            own: exec.scratch(Scratch::Own, own, Dtype::F32)?,
             d_states: exec.scratch(Scratch::DStates, chunks * hv * v * k, dtype)?,
             d_v_new: exec.scratch(Scratch::DVNew, values, dtype)?,
             dq: if heads > 0 { exec.scratch(Scratch::DQHeads, heads, Dtype::F32)? } else { dq },

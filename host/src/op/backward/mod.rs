@@ -7,10 +7,12 @@
 //! 1. `prep`, unless its records were kept;
 //! 2. `scan_back` of what waits for nobody: it sends M and dS_ext of segments in the middle of their sequence, and the finished
 //!    gradient of segments whose sequence ends here. In exact mode that is all of them, and each waits for the next PE's;
-//! 3. `scan_states`, the forward walk again, from the states that the forward step kept;
-//! 4. `fix_out` merges what has arrived: `dS_out <- dS_ext + M^T dS_out`, from the last PE of the sequence to the next one;
-//! 5. `scan_back` from those gradients;
-//! 6. `grad`, chunk by chunk, and `reduce`, sums over the value heads of a group and over chunks.
+//! 3. `join_parts`, where segments are walked in parts: from part to part where a sequence ends here, and dS_ext of segments in the
+//!    middle, composed of their parts';
+//! 4. `scan_states`, the forward walk again, from the states that the forward step kept;
+//! 5. `fix_out` merges what has arrived: `dS_out <- dS_ext + M^T dS_out`, from the last PE of the sequence to the next one;
+//! 6. `scan_back` from those gradients;
+//! 7. `grad`, chunk by chunk, and `reduce`, sums over the value heads of a group and over chunks.
 
 mod blocks;
 mod memory;
@@ -20,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use kernels_gpu::backward::reduce;
 use kernels_gpu::fixup;
-use kernels_gpu::params::{Array, FixParams, ScanBackParams, StatesParams, Tensor as Param};
+use kernels_gpu::params::{FixParams, JoinParams, ScanBackParams, StatesParams, Tensor as Param};
 use kernels_gpu::tile::host::Checker;
 
 use super::channel::Channel;
@@ -28,7 +30,7 @@ use super::images::{Form, Images, Work};
 use super::launched::Launched;
 use super::saved::SavedMemory;
 use super::step::{ChannelParts, Common, Step, TableParts, optional};
-use super::tables::HostTables;
+use super::tables::{Form as TableForm, HostTables};
 use super::{BackwardOut, Mode, OpError};
 use crate::exec::cpu::code;
 use crate::exec::{Executor, Grid, Slot};
@@ -46,10 +48,13 @@ pub(super) struct BackwardTables {
     states: Work,
     first: Work,
     second: Work,
+    joins: Work,
     merges: Work,
     chunks: usize,
     begins: bool,
+    joins_any: bool,
     merges_any: bool,
+    goes_on: bool,
 }
 
 /// A backward step: `step` follows the mirrored plan.
@@ -80,12 +85,13 @@ impl BackwardStep<'_> {
             channel.advance();
             &*channel
         });
-        let form = Form::new(step.plan, step.layout, [walkers, state_walkers]);
+        let form = Form::new(step.plan, step.layout, step.parts, [walkers, state_walkers]);
         let (placed, tables) = images.place(exec, &form, |draft| {
-            let tables = HostTables::segments(self.forward_rank, config.chunk);
-            let layout = &step.layout;
-            let back = BackTables::new(step.rank(), config.mode, config.chunk, hv as u32, layout, walkers as u32);
-            let states = state_items(tables.segments.len() as u32, hv as u32, layout, state_walkers as u32);
+            let (layout, parts) = (&step.layout, step.parts);
+            let form = TableForm { chunk: config.chunk, parts, mirrored: false, keeps_own: false };
+            let tables = HostTables::segments(self.forward_rank, form);
+            let back = BackTables::new(step.rank(), config, parts, hv as u32, layout, walkers as u32);
+            let states = state_items(&tables, hv as u32, layout, state_walkers as u32);
             BackwardTables {
                 parts: TableParts::push(&mut draft.image, &tables),
                 back: TableParts::push(&mut draft.image, &back.tables),
@@ -93,10 +99,13 @@ impl BackwardStep<'_> {
                 states: draft.push_work(&states),
                 first: draft.push_work(&back.first),
                 second: draft.push_work(&back.second),
+                joins: draft.push_work(&back.joins),
                 merges: draft.push_work(&back.merges),
                 chunks: tables.chunks.len(),
                 begins: !back.first.is_empty(),
+                joins_any: !back.joins.is_empty(),
                 merges_any: !back.merges.is_empty(),
+                goes_on: !back.second.is_empty(),
             }
         })?;
         let chunks = tables.chunks;
@@ -105,6 +114,7 @@ impl BackwardStep<'_> {
             (placed.work(tables.states), placed.work(tables.first));
         let ((second_items, second_ticket), (merge_items, merge_ticket)) =
             (placed.work(tables.second), placed.work(tables.merges));
+        let (join_items, join_ticket) = placed.work(tables.joins);
         let trace = step.vitals.trace_buffer();
         let (v_first, m_dtype) = (step.v_first(), code(step.m_dtype()) as u32);
 
@@ -134,6 +144,7 @@ impl BackwardStep<'_> {
             state_out: memory.state_out,
             transitions: memory.transitions,
             cuts: saved.cuts(),
+            own: memory.own,
             d_states: memory.d_states,
             d_v_new: memory.d_v_new,
             items: first_items,
@@ -149,11 +160,12 @@ impl BackwardStep<'_> {
             tables: first.tables,
             o_local: absent,
             q_tilde: absent,
-            own: absent,
+            own: memory.own,
             state_in: memory.state_out,
+            transitions: memory.transitions,
             o: absent,
             finals: absent,
-            cuts: Array::empty(),
+            cuts: first.cuts,
             items: merge_items,
             ticket: merge_ticket,
             channel: first.channel,
@@ -163,6 +175,12 @@ impl BackwardStep<'_> {
             m_transposed: 1,
             pad: 0,
         };
+        let join_params = JoinParams { fix: FixParams { items: join_items, ticket: join_ticket, ..merge_params } };
+        let merge_blocks = (
+            Grid::Resident,
+            fixup::WARPGROUPS,
+            fixup::shared_bytes(step.dims.k, config.chunk, step.inputs.dtype().size()),
+        );
         let grad_params = memory.grad_params(prep_params, v, d_o);
 
         let mut checker = Checker::new();
@@ -194,6 +212,9 @@ impl BackwardStep<'_> {
         } else if tables.begins {
             common.launch(exec, scan, &first)?;
         }
+        if tables.joins_any {
+            common.launch(exec, merge_blocks, &join_params)?;
+        }
         common.launch(exec, states_blocks, &states_params)?;
         if on_host && config.mode == Mode::Overlap {
             exec.wait(&peer_failed)?;
@@ -210,8 +231,9 @@ impl BackwardStep<'_> {
             exchange = start.elapsed();
         }
         if tables.merges_any {
-            let shared = fixup::shared_bytes(step.dims.k, config.chunk, step.inputs.dtype().size());
-            common.launch(exec, (Grid::Resident, fixup::WARPGROUPS, shared), &merge_params)?;
+            common.launch(exec, merge_blocks, &merge_params)?;
+        }
+        if tables.goes_on {
             common.launch(exec, scan, &second)?;
         }
         common.launch(exec, self.grad_blocks(body, chunks), &grad_params)?;

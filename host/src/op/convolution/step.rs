@@ -225,6 +225,7 @@ impl Step<'_> {
             exchange: std::time::Duration::ZERO,
             tokens: self.sizes.b * self.sizes.t,
             hv: 1,
+            parts: 1,
             on_host,
             cuts: None,
         })

@@ -50,6 +50,8 @@ pub(super) struct Pass {
     /// A step of those that were enqueued back to back, in microseconds; of the last direction, with the first one before it.
     pub back_to_back_us: Option<f64>,
     pub bytes_sent: u64,
+    /// Parts of the segment that was cut into most.
+    pub parts: usize,
     /// Of one step: the same steps leave out the same.
     pub cut: CutReport,
     pub scratch_bytes: usize,
@@ -73,6 +75,7 @@ impl Pass {
             samples[before] += us(launch.time);
         }
         self.bytes_sent = self.bytes_sent.max(report.bytes_sent);
+        self.parts = self.parts.max(report.parts);
         self.cut = report.cut;
         self.scratch_bytes = self.scratch_bytes.max(report.scratch_bytes);
         self.peak_device_bytes = self.peak_device_bytes.max(report.peak_device_bytes);

@@ -16,7 +16,7 @@ use super::work::{ByKernel, Part, Roofline, Sizes, Work};
 use super::{Gates, Setup};
 use crate::exec::Waits;
 use crate::inputs::Op;
-use crate::op::{CutReport, Device, Mode, Recompute};
+use crate::op::{CutReport, Device, Mode, Recompute, Segments};
 use crate::tensor::Dtype;
 
 /// What is the same for all points.
@@ -38,6 +38,8 @@ pub struct Settings {
     pub chunk: usize,
     /// How small the norm of a transition must be for the rest of it to be left out.
     pub cut_tolerance: f32,
+    /// Into how many parts PEs were to cut their segments.
+    pub segments: Segments,
     /// What a backward pass computed again.
     pub recompute: Recompute,
     /// What computed.
@@ -67,6 +69,7 @@ impl Settings {
             dtype: setup.dtype,
             chunk: setup.chunk,
             cut_tolerance: setup.cut_tolerance,
+            segments: setup.segments,
             recompute: setup.recompute,
             device: setup.device,
             world,
@@ -147,6 +150,8 @@ pub struct Measured {
     pub kernels: Vec<Kernel>,
     /// Payload bytes of the PE that sent most.
     pub bytes_sent: u64,
+    /// Parts of the segment that a PE cut into most; 1 if all were walked whole.
+    pub parts: usize,
     /// What all PEs left out of transitions; floating-point operations and bytes below count it.
     pub cut: CutReport,
     /// Scratch memory of the PE that has most.
@@ -196,6 +201,7 @@ fn sum(forward: &PassSamples, backward: &PassSamples) -> PassSamples {
         kernels: Vec::new(),
         back_to_back_us: backward.back_to_back_us,
         bytes_sent: forward.bytes_sent + backward.bytes_sent,
+        parts: forward.parts.max(backward.parts),
         cut: forward.cut.plus(backward.cut),
         scratch_bytes: forward.scratch_bytes.max(backward.scratch_bytes),
         peak_device_bytes: forward.peak_device_bytes.max(backward.peak_device_bytes),
@@ -262,6 +268,7 @@ impl Point<'_> {
             exposed_wait_us: Summary::of(&largest(&|samples| &samples.exposed_wait_us))?,
             kernels: names.iter().filter_map(kernel).collect(),
             bytes_sent: all.iter().map(|samples| samples.bytes_sent).max()?,
+            parts: all.iter().map(|samples| samples.parts).max()?,
             cut: all.iter().fold(CutReport::default(), |cut, samples| cut.plus(samples.cut)),
             scratch_bytes: all.iter().map(|samples| samples.scratch_bytes).max()?,
             peak_device_bytes: all.iter().map(|samples| samples.peak_device_bytes).max()?,

@@ -8,7 +8,7 @@ use kernels_gpu::protocol::ChannelLayout;
 use super::measure::Group;
 use super::{Args, Gates, GatesChoice, Roofline};
 use crate::inputs::Op;
-use crate::op::{Config, Device, MWire, Mode, OpError, Recompute, Transport};
+use crate::op::{Config, Device, MWire, Mode, OpError, Recompute, Segments, Transport};
 use crate::plan::{Cuts, Plan, PlanError};
 use crate::tensor::Dtype;
 use crate::world::WorldOptions;
@@ -35,6 +35,7 @@ pub(super) struct Setup {
     pub recompute: Recompute,
     pub m_wire: MWire,
     pub cut_tolerance: f32,
+    pub segments: Segments,
     pub transport: Transport,
     pub warmup: u32,
     pub repeats: u32,
@@ -76,6 +77,7 @@ impl Setup {
             recompute: args.recompute,
             m_wire: args.m_wire,
             cut_tolerance: args.cut_tolerance,
+            segments: args.segments,
             transport: args.transport,
             warmup: args.warmup,
             repeats: args.repeats,
@@ -96,6 +98,7 @@ impl Setup {
             chunk: self.chunk,
             m_wire: self.m_wire,
             cut_tolerance: self.cut_tolerance,
+            segments: self.segments,
             transport: self.transport,
             final_state: false,
             recompute: self.recompute,

@@ -3,7 +3,8 @@
 //! They count what the algorithm asks for, not what a kernel happens to do: every product once and as a whole (a triangular
 //! factor counts as a full square, as tensor cores multiply it), every tensor once for each kernel that reads or writes it
 //! (q and k once for the value heads of a group). Sums, exponentials, norms, tables and messages are left out, and so are
-//! the merges of summaries, whose size does not depend on the number of tokens.
+//! the merges of summaries, whose size does not depend on the number of tokens. So is what a PE does more when it walks its segments
+//! in parts: it is the price of the time that this saves.
 //!
 //! Per token and value head, with chunks of C tokens, elements of E bytes, N = 1 / C, and a gate of D bytes (K channels for
 //! KDA, one for GDN):

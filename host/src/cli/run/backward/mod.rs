@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::super::judge::{Compared, allowance, allowed_between, on_one_pe};
+use super::super::judge::{Compared, allowance, allowed_between, on_one, on_one_pe};
 use super::super::output::{number, table};
 use super::super::progress::Progress;
 use super::RunCommandError;
@@ -65,7 +65,7 @@ pub(super) fn check(
     let found = computed.gradients.to_f64();
 
     progress.start(format!("{}: gradients on one PE", job.name));
-    let config = Config { trace: false, ..config.clone() };
+    let config = on_one(Config { trace: false, ..config.clone() });
     let one = whole::backward(&on_one_pe(&job.plan), &inputs, &upstream, &config, &WorldOptions::default())
         .map_err(|source: OpError| RunCommandError::compute(&format!("{} on one PE", job.name), source))?;
     let one = one.gradients.to_f64();
