@@ -78,8 +78,8 @@ unsafe fn bring_records<const N: usize>(
     }
 }
 
-/// Brings v of a chunk as soon as the outputs that lay in its place are taken away, and announces that of the chunk before,
-/// which has had time to arrive.
+/// Brings v of a chunk as soon as the outputs that lay in its place are taken away, and announces one that was started one or two
+/// chunks before, which has had time to arrive.
 ///
 /// # Safety
 /// By the `CARRIERS` threads `t`, whole warps.
@@ -94,6 +94,8 @@ unsafe fn carry<const N: usize>(
     t: u32,
 ) {
     let stages = scan_stages(N);
+    // Chunks between starting a copy and announcing it: with three stages two are under way.
+    let ahead = stages - 1;
     let lane = ptx::laneid();
     let row = p.tables.sizes.hv as usize * CHANNELS;
     let is_state = p.channel.layout.is_state(item.first_block);
@@ -103,11 +105,15 @@ unsafe fn carry<const N: usize>(
     let tokens = Tokens::of(wg, &p.tables, segment);
     let mut index = span.first;
     while index < span.end + stages {
-        if index > span.first && index <= span.end {
-            let at = pipeline.place(span.number + index - 1);
+        if index >= span.first + ahead && index < span.end + ahead {
+            let at = pipeline.place(span.number + index - ahead);
             // SAFETY: this thread's copies, then the warp's, are ordered before the arrival.
             unsafe {
-                ptx::cp_async_wait_all();
+                if ahead == 2 && index <= span.end {
+                    ptx::cp_async_wait_group::<1>();
+                } else {
+                    ptx::cp_async_wait_group::<0>();
+                }
                 ptx::fence_proxy_async_shared();
                 warp::sync();
                 release(lane, at.barriers + FULL_FIRST);
@@ -151,6 +157,8 @@ unsafe fn carry<const N: usize>(
                 unsafe { bring_panel(tile, from, row * 2, if is_state { len } else { 0 }, t, CARRIERS) };
                 w += 1;
             }
+            // SAFETY: of this thread's copies.
+            unsafe { ptx::cp_async_commit_group() };
         }
         index += 1;
     }
