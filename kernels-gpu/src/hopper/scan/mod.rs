@@ -1,7 +1,7 @@
 //! The scan on the tensor cores of Hopper.
 //!
 //! A block is `N` warpgroups that each walk 64 columns of [S | M], and one that feeds them: its first thread brings the
-//! chunks' records by bulk copies, two or three chunks ahead, its other warps bring v and take the outputs away. The
+//! chunks' records by bulk copies, two or three chunks ahead, its second warp v, and its last two take the outputs away. The
 //! state is held transposed in registers, as an accumulator, and its rounded copy is a register operand of the next
 //! product; so the chain of products never touches shared memory:
 //! ```text
@@ -9,7 +9,7 @@
 //! o^T  = S^T qg^T + R^T Aqk^T               (8 + 4)
 //! S^T <- S^T diag(decay) + R^T kg           (4 of 64 x 128 x 16)
 //! ```
-//! The output of a chunk is rounded into the place of v, from where the feeding warpgroup takes it away.
+//! The output of a chunk is rounded into shared memory, from where the feeding warpgroup takes it away.
 //!
 //! Columns of M that may become too small to matter (see [`crate::cut`]) are walked in runs, after each of which their norm is
 //! measured: between runs the state lies in shared memory, and nothing is under way.
@@ -248,9 +248,10 @@ fn walk<const N: usize, const CORRECTED: bool>(
     s: &mut [f32; 64],
     span: Span,
 ) {
-    let outputs = Outputs::<CORRECTED> { wg, p, item, tokens: Tokens::of(wg, &p.tables, segment), columns };
+    let walker = wg.index() as u32;
+    let outputs = Outputs::<CORRECTED> { walker, p, item, tokens: Tokens::of(wg, &p.tables, segment), columns };
     let lane = ptx::laneid();
-    let own_v = RECORD + wg.index() as u32 * PANEL;
+    let own_v = RECORD + walker * PANEL;
     let (mut r, mut o) = ([0f32; 32], [0f32; 32]);
     let (mut s_half, mut r_half) = ([0u32; 32], [0u32; 16]);
     repeat!(I in 32 => { s_half[I] = ptx::cvt_rn_bf16x2_f32(s[2 * I + 1], s[2 * I]); });
@@ -310,7 +311,7 @@ fn walk<const N: usize, const CORRECTED: bool>(
             repeat!(I in 32 => { s_half[I] = ptx::cvt_rn_bf16x2_f32(s[2 * I + 1], s[2 * I]); });
             ptx::wgmma_wait_group::<0>((&mut o, &mut r_half));
             release(lane, at.barriers + EMPTY_OUTPUT);
-            outputs.put(&o, at, index);
+            outputs.put(&o, pipeline, span.number + index, index);
         }
         index += 1;
     }
@@ -327,23 +328,27 @@ pub(super) unsafe fn release(lane: u32, barrier: u32) {
 }
 
 /// Where a walking warpgroup's outputs go.
-struct Outputs<'w, 'a, const CORRECTED: bool> {
-    wg: &'w Warpgroup<'a>,
+struct Outputs<'w, const CORRECTED: bool> {
+    walker: u32,
     p: &'w ScanParams,
     item: &'w ScanItem,
     tokens: Tokens,
     columns: Columns,
 }
 
-impl<const CORRECTED: bool> Outputs<'_, '_, CORRECTED> {
-    /// Stores o^T of chunk `index`: rounded into the place of v, or into scratch.
+impl<const CORRECTED: bool> Outputs<'_, CORRECTED> {
+    /// Stores o^T of chunk `index`, which is number `number`: rounded into shared memory, or into scratch.
     ///
     /// # Safety
-    /// By all threads of the warpgroup; the products that made `o` are done, those that read v too.
+    /// By all threads of the warpgroup; the products that made `o` are done.
     #[inline(always)]
-    unsafe fn put(&self, o: &[f32; 32], at: Place, index: u32) {
+    unsafe fn put<const N: usize>(&self, o: &[f32; 32], pipeline: &Pipeline<N>, number: u32, index: u32) {
         let lane = ptx::laneid();
+        let output = pipeline.output(self.walker, number);
         let warp = (thread::thread_idx_x() % THREADS) / 32;
+        // Also before stores to scratch: the feeding warpgroup must not be two chunks behind, since it waits for a parity.
+        // SAFETY: a barrier of the block.
+        unsafe { wait(output.barriers + TAKEN, output.parity ^ 1) };
         if CORRECTED {
             let p = self.p;
             let (token, len) = self.tokens.chunk(index);
@@ -366,14 +371,13 @@ impl<const CORRECTED: bool> Outputs<'_, '_, CORRECTED> {
             });
         } else {
             // 8 x 8 matrices, transposed by the store: rows are tokens, 16 bytes are 8 channels.
-            let tile = at.stage + RECORD + self.wg.index() as u32 * PANEL;
             let (matrix, row) = (lane / 8, lane % 8);
             repeat!(J in 4 => {
                 // Matrices 0 and 1: channels 16 warp .. + 8 and + 8 .. + 16 of tokens 16 J ..; 2 and 3: of tokens 16 J + 8 ..
                 let t = 16 * J as u32 + 8 * (matrix / 2) + row;
                 let piece = 2 * warp + matrix % 2;
-                let address = tile + t * 128 + ((piece ^ (t % 8)) << 4);
-                // SAFETY: inside the tile.
+                let address = output.panel + t * 128 + ((piece ^ (t % 8)) << 4);
+                // SAFETY: inside the panel.
                 unsafe {
                     ptx::stmatrix_x4_trans(
                         address,
@@ -388,7 +392,7 @@ impl<const CORRECTED: bool> Outputs<'_, '_, CORRECTED> {
         // SAFETY: the stores of this warp's lanes are done and ordered by the warp's barrier.
         unsafe {
             warp::sync();
-            release(lane, at.barriers + DONE);
+            release(lane, output.barriers + DONE);
         }
     }
 }
