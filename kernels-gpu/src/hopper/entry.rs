@@ -9,7 +9,7 @@ use crate::params::{FixParams, GradParams, PrepParams, ScanBackParams, ScanParam
 entries! {
     prep_kda_bf16_hopper = prep::prep::<Kda>, PrepParams, threads = 256, blocks_per_sm = 2;
     prep_gdn_bf16_hopper = prep::prep::<Gdn>, PrepParams, threads = 256, blocks_per_sm = 2;
-    scan_push_bf16_hopper_1 = scan::scan_push::<1>, ScanParams, threads = 256, registers = 240;
+    scan_push_bf16_hopper_1 = scan::scan_push::<1>, ScanParams, threads = 256, registers = 255;
     scan_push_bf16_hopper_2 = scan::scan_push::<2>, ScanParams, threads = 384, registers = 168;
     fix_out_bf16_hopper = fix::fix_out, FixParams, threads = 256;
     scan_states_bf16_hopper = states::scan_states, StatesParams, threads = 256, registers = 240;
