@@ -52,6 +52,7 @@ fn two_pes() {
 fn long_segments_with_a_partial_chunk() {
     for op in [Op::Kda, Op::Gdn] {
         let spec = Spec { decay: Decay::Slow, beta: BetaKind::Small, initial_state: true, ..spec(op, 687) };
+        in_all_orders(&spec, &Run::on(1));
         in_all_orders(&spec, &Run { cuts: Cuts::at(vec![330]), ..Run::on(2) });
     }
 }

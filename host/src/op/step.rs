@@ -229,7 +229,7 @@ impl Step<'_> {
             }
             Body::Hopper => {
                 // Blocks of one column block spread over more multiprocessors, but each reads all operands of its head:
-                // with the columns of M there are enough blocks without.
+                // with the columns of M there are enough blocks without. The body of one has nothing for M.
                 let walkers = if with_m { 2 } else { 1 };
                 let shared_bytes = hopper::scan_shared(walkers);
                 (Blocks { grid, body, warpgroups: walkers + 1, shared_bytes }, walkers)

@@ -23,7 +23,7 @@ pub mod scan;
 use crate::element::DtypeCode;
 use crate::fixup;
 use crate::params::Sizes;
-use crate::tile::RESERVED_BYTES;
+use crate::tile::{RESERVED_BYTES, SHARED_BYTES};
 
 #[cfg(any(target_arch = "nvptx64", emulated))]
 pub(crate) use operands::*;
@@ -70,14 +70,21 @@ const _: () = assert!(3 * (PREP_SCALAR_SHARED + 1024) <= 228 * 1024);
 pub const fn scan_stages(n: usize) -> u32 {
     if n == 1 { 3 } else { 2 }
 }
-/// Bytes of one chunk's operands for `n` walking warpgroups: the record, and each one's v (then its outputs).
+/// Bytes of one chunk's operands for `n` walking warpgroups: the record, and each one's v.
 pub const fn scan_stage_bytes(n: usize) -> u32 {
     RECORD + n as u32 * PANEL
 }
-/// Bytes of shared memory of a block of the scan with `n` walking warpgroups: stages, their decays and barriers.
+/// Bytes of the six barriers of a stage of the scan.
+pub const SCAN_STAGE_BARRIERS: u32 = 48;
+/// Bytes of the two barriers of a walking warpgroup's outputs.
+pub const SCAN_OUTPUT_BARRIERS: u32 = 16;
+/// Bytes of shared memory of a block of the scan with `n` walking warpgroups: stages and each one's outputs, the stages' decays,
+/// barriers.
 pub const fn scan_shared(n: usize) -> usize {
-    RESERVED_BYTES + scan_stages(n) as usize * (scan_stage_bytes(n) as usize + CHANNELS * 4 + 64)
+    let stage = scan_stage_bytes(n) + CHANNELS as u32 * 4 + SCAN_STAGE_BARRIERS;
+    RESERVED_BYTES + (scan_stages(n) * stage + n as u32 * (PANEL + SCAN_OUTPUT_BARRIERS)) as usize
 }
+const _: () = assert!(scan_shared(1) <= SHARED_BYTES && scan_shared(2) <= SHARED_BYTES);
 
 /// Bytes of a warpgroup's images in the correction: q-tilde of two chunks, and outputs.
 pub const FIX_IMAGES: usize = (2 * IMAGE + PANEL) as usize;

@@ -65,6 +65,12 @@ pub const fn column_step(step: usize) -> u64 {
     (step as u64 * 2048) >> 4
 }
 
+/// A descriptor further on by `step`. The lower word alone changes: a sum of 64 bits would take two instructions and a carry.
+#[inline(always)]
+pub const fn step(descriptor: u64, step: u64) -> u64 {
+    descriptor & !(u32::MAX as u64) | (descriptor as u32).wrapping_add(step as u32) as u64
+}
+
 /// Waits for the phase of parity `parity`.
 ///
 /// # Safety

@@ -17,7 +17,7 @@ use crate::backward::states::Columns;
 use crate::comm::{Port, STEP_SCAN_BACK};
 use crate::element::DtypeCode;
 use crate::hopper::scan::{COLUMNS, release};
-use crate::hopper::{CHANNELS, IMAGE, PANEL, by_columns, by_rows, column_step, repeat, row_step, wait};
+use crate::hopper::{CHANNELS, IMAGE, PANEL, by_columns, by_rows, column_step, repeat, row_step, step, wait};
 use crate::params::{BackItem, BackPass, ScanBackParams, Segment, StampKind};
 use crate::tile::{Shared, Warpgroup};
 
@@ -114,7 +114,6 @@ fn walk<const STORES: bool>(
     let lane = ptx::laneid();
     let mut r = [0f32; 32];
     let (mut d_half, mut r_half) = ([0u32; 32], [0u32; 16]);
-    repeat!(I in 32 => { d_half[I] = ptx::cvt_rn_bf16x2_f32(d[2 * I + 1], d[2 * I]); });
     let mut index = 0;
     while index < chunks {
         let (at, result) = (pipeline.place(first_number + index), pipeline.result(first_result + index));
@@ -126,22 +125,29 @@ fn walk<const STORES: bool>(
             let (qg, w) =
                 (by_columns(at.stage + FIRST_BYTES, PANEL), by_columns(at.stage + FIRST_BYTES + IMAGE, PANEL));
             wait(at.barriers + FULL_FIRST, at.parity);
-            // Before the first product: while products are under way, writing an accumulator would serialise them.
-            scale_columns(d, at.decay, lane);
             ptx::wgmma_fence();
             repeat!(J in 4 => {
-                let (d_o, aqk) = (d_o + column_step(J), aqk + column_step(J));
+                let (d_o, aqk) = (step(d_o, column_step(J)), step(aqk, column_step(J)));
                 ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 1, 1>(&mut r, d_o, aqk, (J != 0) as u32);
             });
+            ptx::wgmma_commit_group();
+            // A wait for nothing: without it the assembler inserts one of its own before it lets accumulators be read.
+            ptx::wgmma_wait_group::<1>((&mut r, &mut *d));
+            repeat!(I in 32 => { d_half[I] = ptx::cvt_rn_bf16x2_f32(d[2 * I + 1], d[2 * I]); });
+            ptx::wgmma_fence();
             repeat!(J in 8 => {
                 let d_step = [d_half[4 * J], d_half[4 * J + 1], d_half[4 * J + 2], d_half[4 * J + 3]];
-                ptx::wgmma_m64n64k16_bf16_rs::<1, 1, 0>(&mut r, d_step, kg + row_step(J, PANEL), 1);
+                ptx::wgmma_m64n64k16_bf16_rs::<1, 1, 0>(&mut r, d_step, step(kg, row_step(J, PANEL)), 1);
             });
             ptx::wgmma_commit_group();
+            // Also for what is written while products are under way.
+            ptx::wgmma_wait_group::<1>((&mut r, &mut d_half, &mut *d));
+            scale_columns(d, at.decay, lane);
             wait(at.barriers + FULL_UPDATE, at.parity);
             ptx::wgmma_fence();
             repeat!(J in 4 => {
-                ptx::wgmma_m64n128k16_bf16_ss::<1, 1, 1, 1>(d, d_o + column_step(J), qg + column_step(J), 1);
+                let (d_o, qg) = (step(d_o, column_step(J)), step(qg, column_step(J)));
+                ptx::wgmma_m64n128k16_bf16_ss::<1, 1, 1, 1>(d, d_o, qg, 1);
             });
             ptx::wgmma_commit_group();
             if STORES {
@@ -153,7 +159,7 @@ fn walk<const STORES: bool>(
             ptx::wgmma_fence();
             repeat!(J in 4 => {
                 let r_step = [r_half[4 * J], r_half[4 * J + 1], r_half[4 * J + 2], r_half[4 * J + 3]];
-                ptx::wgmma_m64n128k16_bf16_rs::<1, -1, 1>(d, r_step, w + column_step(J), 1);
+                ptx::wgmma_m64n128k16_bf16_rs::<1, -1, 1>(d, r_step, step(w, column_step(J)), 1);
             });
             ptx::wgmma_commit_group();
             if STORES {
@@ -161,7 +167,6 @@ fn walk<const STORES: bool>(
             }
             ptx::wgmma_wait_group::<0>((&mut *d, &mut r_half));
             release(lane, at.barriers + EMPTY_UPDATE);
-            repeat!(I in 32 => { d_half[I] = ptx::cvt_rn_bf16x2_f32(d[2 * I + 1], d[2 * I]); });
         }
         index += 1;
     }

@@ -14,7 +14,7 @@ use super::results::{put_image, put_panel};
 use super::walk::{FIRST_BYTES, Forwards, Walk};
 use crate::backward::states::{Columns, initial_state};
 use crate::hopper::scan::{COLUMNS, release};
-use crate::hopper::{CHANNELS, IMAGE, PANEL, by_columns, by_rows, column_step, repeat, row_step, wait};
+use crate::hopper::{CHANNELS, IMAGE, PANEL, by_columns, by_rows, column_step, repeat, row_step, step, wait};
 use crate::params::{ScanItem, Segment, StampKind, StatesParams};
 use crate::tile::{Shared, Warpgroup};
 
@@ -73,7 +73,6 @@ fn walk(pipeline: &Pipeline<Forwards>, s: &mut [f32; 64], first_number: u32, chu
     let lane = ptx::laneid();
     let mut r = [0f32; 32];
     let (mut s_half, mut r_half) = ([0u32; 32], [0u32; 16]);
-    repeat!(I in 32 => { s_half[I] = ptx::cvt_rn_bf16x2_f32(s[2 * I + 1], s[2 * I]); });
     let mut index = 0;
     while index < chunks {
         let (at, result) = (pipeline.place(first_number + index), pipeline.result(first_number + index));
@@ -83,17 +82,24 @@ fn walk(pipeline: &Pipeline<Forwards>, s: &mut [f32; 64], first_number: u32, chu
             let (v, w) = (by_columns(at.stage + Forwards::VALUES, PANEL), by_rows(at.stage));
             let a = by_rows(at.stage + IMAGE);
             wait(at.barriers + FULL_FIRST, at.parity);
-            // Before the first product: while products are under way, writing an accumulator would serialise them.
-            scale_columns(s, at.decay, lane);
             ptx::wgmma_fence();
             repeat!(J in 4 => {
-                ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 1, 0>(&mut r, v + column_step(J), a + row_step(J, PANEL), (J != 0) as u32);
-            });
-            repeat!(J in 8 => {
-                let s_step = [s_half[4 * J], s_half[4 * J + 1], s_half[4 * J + 2], s_half[4 * J + 3]];
-                ptx::wgmma_m64n64k16_bf16_rs::<1, -1, 0>(&mut r, s_step, w + row_step(J, PANEL), 1);
+                let (v, a) = (step(v, column_step(J)), step(a, row_step(J, PANEL)));
+                ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 1, 0>(&mut r, v, a, (J != 0) as u32);
             });
             ptx::wgmma_commit_group();
+            // A wait for nothing: without it the assembler inserts one of its own before it lets accumulators be read.
+            ptx::wgmma_wait_group::<1>((&mut r, &mut *s));
+            repeat!(I in 32 => { s_half[I] = ptx::cvt_rn_bf16x2_f32(s[2 * I + 1], s[2 * I]); });
+            ptx::wgmma_fence();
+            repeat!(J in 8 => {
+                let s_step = [s_half[4 * J], s_half[4 * J + 1], s_half[4 * J + 2], s_half[4 * J + 3]];
+                ptx::wgmma_m64n64k16_bf16_rs::<1, -1, 0>(&mut r, s_step, step(w, row_step(J, PANEL)), 1);
+            });
+            ptx::wgmma_commit_group();
+            // Also for what is written while products are under way.
+            ptx::wgmma_wait_group::<1>((&mut r, &mut s_half, &mut *s));
+            scale_columns(s, at.decay, lane);
             put_image(&s_half, result);
             ptx::wgmma_wait_group::<0>((&mut r, &mut s_half));
             release(lane, at.barriers + EMPTY_FIRST);
@@ -103,13 +109,12 @@ fn walk(pipeline: &Pipeline<Forwards>, s: &mut [f32; 64], first_number: u32, chu
             ptx::wgmma_fence();
             repeat!(J in 4 => {
                 let r_step = [r_half[4 * J], r_half[4 * J + 1], r_half[4 * J + 2], r_half[4 * J + 3]];
-                ptx::wgmma_m64n128k16_bf16_rs::<1, 1, 1>(s, r_step, kg + column_step(J), 1);
+                ptx::wgmma_m64n128k16_bf16_rs::<1, 1, 1>(s, r_step, step(kg, column_step(J)), 1);
             });
             ptx::wgmma_commit_group();
             put_panel(&r_half, result);
             ptx::wgmma_wait_group::<0>((&mut *s, &mut r_half));
             release(lane, at.barriers + EMPTY_UPDATE);
-            repeat!(I in 32 => { s_half[I] = ptx::cvt_rn_bf16x2_f32(s[2 * I + 1], s[2 * I]); });
         }
         index += 1;
     }
@@ -118,7 +123,7 @@ fn walk(pipeline: &Pipeline<Forwards>, s: &mut [f32; 64], first_number: u32, chu
 /// Multiplies the columns of this thread's part of a 64 x 128 accumulator by the row of 128 factors at shared address `factors`.
 ///
 /// # Safety
-/// The factors lie there, and no product is under way.
+/// The factors lie there, and no product that reads or writes `x` is under way.
 #[inline(always)]
 pub(super) unsafe fn scale_columns(x: &mut [f32; 64], factors: u32, lane: u32) {
     let column = 2 * (lane % 4);

@@ -1,14 +1,14 @@
-//! The feeding warpgroup.
+//! The feeding warpgroup: one thread brings records, one warp brings v, two take outputs away. None waits for another.
 
 use cuda_std::{ptx, thread, warp};
 
 use super::pipeline::*;
 use super::release;
-use crate::hopper::{CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_KG, RECORD_QG, RECORD_W, scan_stages, wait};
+use crate::hopper::{CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_KG, RECORD_QG, RECORD_W, repeat, scan_stages, wait};
 use crate::params::{ScanItem, ScanParams, Segment};
 use crate::tile::Warpgroup;
 
-/// The feeding warpgroup: one thread brings records, three warps bring v and take outputs away.
+/// Feeds the walk over a span of an item's chunks; returns when its outputs are on their way to global memory.
 #[inline(always)]
 pub(super) fn feed<const N: usize>(
     wg: &Warpgroup<'_>,
@@ -19,16 +19,48 @@ pub(super) fn feed<const N: usize>(
     span: Span,
 ) {
     let t = thread::thread_idx_x() % THREADS;
-    if t == 0 {
-        // SAFETY: one thread.
-        unsafe { bring_records(p, pipeline, item, segment, span) };
-    } else if t >= 32 {
-        // SAFETY: three whole warps.
-        unsafe { carry(wg, p, pipeline, item, segment, span, t - 32) };
+    // SAFETY: one thread, one warp, and two warps. Lanes of a warp meet again at the end: a barrier of the block counts warps, and
+    // would count a diverged one twice.
+    unsafe {
+        if t == 0 {
+            bring_records(p, pipeline, item, segment, span);
+        } else if t >= THREADS - TAKERS {
+            take_outputs(p, pipeline, &Rows::of(wg, p, item, segment), span, t - (THREADS - TAKERS));
+        } else if t >= 32 {
+            bring_values(p, pipeline, &Rows::of(wg, p, item, segment), span, t - 32);
+        }
+        warp::sync();
     }
-    // The first warp's lanes meet again: a barrier of the block counts warps, and would count this one twice.
-    // SAFETY: by all lanes.
-    unsafe { warp::sync() };
+}
+
+/// Where an item's rows lie in the caller's tensors of `[tokens, HV, 128]`.
+struct Rows {
+    tokens: Tokens,
+    /// Bytes from a token to the next.
+    bytes: usize,
+    /// Bytes from a token's beginning to the item's first column.
+    first: usize,
+    is_state: bool,
+}
+
+impl Rows {
+    #[inline(always)]
+    fn of(wg: &Warpgroup<'_>, p: &ScanParams, item: &ScanItem, segment: &Segment) -> Self {
+        let (first_column, _) = p.channel.layout.columns(item.first_block);
+        Self {
+            tokens: Tokens::of(wg, &p.tables, segment),
+            bytes: p.tables.sizes.hv as usize * CHANNELS * 2,
+            first: (item.head as usize * CHANNELS + first_column as usize) * 2,
+            is_state: p.channel.layout.is_state(item.first_block),
+        }
+    }
+
+    /// Bytes before a chunk's first row, and how many rows it has.
+    #[inline(always)]
+    fn chunk(&self, index: u32) -> (usize, u32) {
+        let (token, len) = self.tokens.chunk(index);
+        (token * self.bytes + self.first, len)
+    }
 }
 
 /// # Safety
@@ -44,113 +76,121 @@ unsafe fn bring_records<const N: usize>(
     let hv = p.tables.sizes.hv as usize;
     let mut index = span.first;
     while index < span.end {
-        let number = span.number + index;
-        let at = pipeline.place(number);
+        let at = pipeline.place(span.number + index);
         let row = (segment.first_chunk + index) as usize * hv + item.head as usize;
         let record = (p.records.operands.addr as *const u8).wrapping_add(row * RECORD as usize);
         let decay = (p.records.decay.addr as *const u8).wrapping_add(row * CHANNELS * 4);
-        let reused = number >= scan_stages(N);
         // SAFETY: records of this launch; stages are written once their readers have let go of them.
         unsafe {
-            if reused {
-                wait(at.barriers + EMPTY_FIRST, at.parity ^ 1);
-            }
-            ptx::mbarrier_arrive_expect_tx(at.barriers + FULL_FIRST, IMAGE + PANEL);
             let full = at.barriers + FULL_FIRST;
-            ptx::cp_async_bulk_shared_global(at.stage + RECORD_W, record, IMAGE + PANEL, full);
-            if reused {
-                wait(at.barriers + EMPTY_OUTPUT, at.parity ^ 1);
-            }
-            let full = at.barriers + FULL_OUTPUT;
+            wait(at.barriers + EMPTY_FIRST, at.parity ^ 1);
             ptx::mbarrier_arrive_expect_tx(full, IMAGE + PANEL);
-            let from = record.wrapping_add(RECORD_QG as usize);
-            ptx::cp_async_bulk_shared_global(at.stage + RECORD_QG, from, IMAGE + PANEL, full);
-            if reused {
-                wait(at.barriers + EMPTY_UPDATE, at.parity ^ 1);
-            }
+            ptx::cp_async_bulk_shared_global(at.stage + RECORD_W, record, IMAGE + PANEL, full);
+            // In the order in which they are let go of.
             let full = at.barriers + FULL_UPDATE;
+            wait(at.barriers + EMPTY_UPDATE, at.parity ^ 1);
             ptx::mbarrier_arrive_expect_tx(full, IMAGE + CHANNELS as u32 * 4);
             let from = record.wrapping_add(RECORD_KG as usize);
             ptx::cp_async_bulk_shared_global(at.stage + RECORD_KG, from, IMAGE, full);
             ptx::cp_async_bulk_shared_global(at.decay, decay, CHANNELS as u32 * 4, full);
+            let full = at.barriers + FULL_OUTPUT;
+            wait(at.barriers + EMPTY_OUTPUT, at.parity ^ 1);
+            ptx::mbarrier_arrive_expect_tx(full, IMAGE + PANEL);
+            let from = record.wrapping_add(RECORD_QG as usize);
+            ptx::cp_async_bulk_shared_global(at.stage + RECORD_QG, from, IMAGE + PANEL, full);
         }
         index += 1;
     }
 }
 
-/// Brings v of a chunk as soon as the outputs that lay in its place are taken away, and announces that of the chunk before,
-/// which has had time to arrive.
+/// Brings v as soon as the first product is done with what lies there, and announces that of one or two chunks before, which has
+/// had time to arrive.
 ///
 /// # Safety
-/// By the `CARRIERS` threads `t`, whole warps.
+/// By the lanes `t` of a warp.
 #[inline(always)]
-unsafe fn carry<const N: usize>(
-    wg: &Warpgroup<'_>,
-    p: &ScanParams,
-    pipeline: &Pipeline<N>,
-    item: &ScanItem,
-    segment: &Segment,
-    span: Span,
-    t: u32,
-) {
-    let stages = scan_stages(N);
-    let lane = ptx::laneid();
-    let row = p.tables.sizes.hv as usize * CHANNELS;
-    let is_state = p.channel.layout.is_state(item.first_block);
-    let (first_column, _) = p.channel.layout.columns(item.first_block);
-    let head = item.head as usize * CHANNELS + first_column as usize;
-    let target = if is_state { &p.o } else { &p.q_tilde };
-    let tokens = Tokens::of(wg, &p.tables, segment);
+unsafe fn bring_values<const N: usize>(p: &ScanParams, pipeline: &Pipeline<N>, rows: &Rows, span: Span, t: u32) {
+    // Copies under way while another is awaited.
+    let ahead = scan_stages(N) - 1;
     let mut index = span.first;
-    while index < span.end + stages {
-        if index > span.first && index <= span.end {
-            let at = pipeline.place(span.number + index - 1);
+    while index < span.end + ahead {
+        if index >= span.first + ahead {
+            let at = pipeline.place(span.number + index - ahead);
             // SAFETY: this thread's copies, then the warp's, are ordered before the arrival.
             unsafe {
-                ptx::cp_async_wait_all();
+                if ahead == 1 {
+                    ptx::cp_async_wait_group::<0>();
+                } else {
+                    ptx::cp_async_wait_group::<1>();
+                }
                 ptx::fence_proxy_async_shared();
                 warp::sync();
-                release(lane, at.barriers + FULL_FIRST);
-            }
-        }
-        if index >= span.first + stages {
-            let chunk = index - stages;
-            let at = pipeline.place(span.number + chunk);
-            // SAFETY: a barrier of the block.
-            unsafe { wait(at.barriers + DONE, at.parity) };
-            let (token, len) = tokens.chunk(chunk);
-            let to = (target.addr as *mut u8).wrapping_add((token * row + head) * 2);
-            let pieces = if chunk < span.corrected { 0 } else { 8 * len };
-            let mut w = 0;
-            while w < N as u32 {
-                let (tile, to) = (at.stage + RECORD + w * PANEL, to.wrapping_add(w as usize * COLUMNS as usize * 2));
-                let mut number = t;
-                while number < pieces {
-                    let (r, piece) = (number / 8, number % 8);
-                    // SAFETY: inside the tile, and rows of this chunk in the caller's tensor.
-                    unsafe {
-                        let [a, b, c, d] = ptx::ld_shared_v4_u32(tile + r * 128 + ((piece ^ (r % 8)) << 4));
-                        let place = to.wrapping_add(r as usize * row * 2 + piece as usize * 16);
-                        ptx::st_global_v4_u32(place.cast(), a, b, c, d);
-                    }
-                    number += CARRIERS;
-                }
-                w += 1;
+                release(t, at.barriers + FULL_FIRST);
             }
         }
         if index < span.end {
             let at = pipeline.place(span.number + index);
-            let (token, len) = tokens.chunk(index);
-            let from = (p.v.addr as *const u8).wrapping_add((token * row + head) * 2);
-            let mut w = 0;
-            while w < N as u32 {
-                let (tile, from) =
-                    (at.stage + RECORD + w * PANEL, from.wrapping_add(w as usize * COLUMNS as usize * 2));
-                // The same pieces as above: this thread itself has taken away what it overwrites. Zeros for columns of M.
-                // SAFETY: rows of this chunk.
-                unsafe { bring_panel(tile, from, row * 2, if is_state { len } else { 0 }, t, CARRIERS) };
-                w += 1;
+            let (start, len) = rows.chunk(index);
+            let from = (p.v.addr as *const u8).wrapping_add(start);
+            // SAFETY: rows of this chunk; the panels' readers have let go of them.
+            unsafe {
+                wait(at.barriers + EMPTY_FIRST, at.parity ^ 1);
+                let mut w = 0;
+                while w < N as u32 {
+                    let from = from.wrapping_add((w * COLUMNS) as usize * 2);
+                    // Zeros for columns of M.
+                    let len = if rows.is_state { len } else { 0 };
+                    bring_panel(at.stage + RECORD + w * PANEL, from, rows.bytes, len, t, 32);
+                    w += 1;
+                }
             }
+        }
+        // One group for each turn, empty at the end, so that the wait above always counts the same.
+        // SAFETY: of this thread's copies.
+        unsafe { ptx::cp_async_commit_group() };
+        index += 1;
+    }
+}
+
+/// Takes outputs away. A walking warpgroup gets its place back as soon as they are in registers.
+///
+/// # Safety
+/// By the `TAKERS` threads `t`, whole warps.
+#[inline(always)]
+unsafe fn take_outputs<const N: usize>(p: &ScanParams, pipeline: &Pipeline<N>, rows: &Rows, span: Span, t: u32) {
+    const _: () = assert!(CHUNK * 8 == 8 * TAKERS as usize);
+    let lane = ptx::laneid();
+    let target = if rows.is_state { &p.o } else { &p.q_tilde };
+    let (r, piece) = (t / 8, t % 8);
+    // Rows of the eight pieces are 8 apart, so they lie at the same place in their rows.
+    let place = r * 128 + ((piece ^ r) << 4);
+    let mut index = span.first;
+    while index < span.end {
+        let (start, len) = rows.chunk(index);
+        let to = (target.addr as *mut u8).wrapping_add(start + r as usize * rows.bytes + piece as usize * 16);
+        let mut w = 0;
+        while w < N as u32 {
+            let output = pipeline.output(w, span.number + index);
+            let mut pieces = [[0u32; 4]; 8];
+            // SAFETY: inside the panel, and rows of this chunk in the caller's tensor.
+            unsafe {
+                wait(output.barriers + DONE, output.parity);
+                if index >= span.corrected {
+                    repeat!(I in 8 => { pieces[I] = ptx::ld_shared_v4_u32(output.panel + place + I as u32 * 1024); });
+                }
+                warp::sync();
+                release(lane, output.barriers + TAKEN);
+                if index >= span.corrected {
+                    let to = to.wrapping_add((w * COLUMNS) as usize * 2);
+                    repeat!(I in 8 => {
+                        let [a, b, c, d] = pieces[I];
+                        if r + 8 * (I as u32) < len {
+                            ptx::st_global_v4_u32(to.wrapping_add(8 * I * rows.bytes).cast(), a, b, c, d);
+                        }
+                    });
+                }
+            }
+            w += 1;
         }
         index += 1;
     }

@@ -1,7 +1,7 @@
 //! The scan on the tensor cores of Hopper.
 //!
 //! A block is `N` warpgroups that each walk 64 columns of [S | M], and one that feeds them: its first thread brings the
-//! chunks' records by bulk copies, two or three chunks ahead, its other warps bring v and take the outputs away. The
+//! chunks' records by bulk copies, two or three chunks ahead, its second warp v, and its last two take the outputs away. The
 //! state is held transposed in registers, as an accumulator, and its rounded copy is a register operand of the next
 //! product; so the chain of products never touches shared memory:
 //! ```text
@@ -9,7 +9,7 @@
 //! o^T  = S^T qg^T + R^T Aqk^T               (8 + 4)
 //! S^T <- S^T diag(decay) + R^T kg           (4 of 64 x 128 x 16)
 //! ```
-//! The output of a chunk is rounded into the place of v, from where the feeding warpgroup takes it away.
+//! The output of a chunk is rounded into shared memory, from where the feeding warpgroup takes it away.
 //!
 //! Columns of M that may become too small to matter (see [`crate::cut`]) are walked in runs, after each of which their norm is
 //! measured: between runs the state lies in shared memory, and nothing is under way.
@@ -24,7 +24,7 @@ use cuda_std::{ptx, thread, warp};
 
 use super::{
     CHANNELS, PANEL, RECORD, RECORD_A, RECORD_AQK, RECORD_KG, RECORD_QG, RECORD_W, by_columns, by_rows, column_step,
-    repeat, row_step, wait,
+    repeat, row_step, step, wait,
 };
 use feed::feed;
 use pipeline::*;
@@ -113,7 +113,8 @@ impl Kept {
     }
 }
 
-/// Persistent grid: blocks take items by ticket until there are no more. Blocks of `N + 1` warpgroups.
+/// Persistent grid: blocks take items by ticket until there are no more. Blocks of `N + 1` warpgroups, of two if the PE receives
+/// nothing: what is for columns of M and for outputs that are corrected later is left out there, since it costs registers.
 #[inline(always)]
 pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
     let pipeline = Pipeline::<N>::new(wg.base() + RESERVED_BYTES as u32);
@@ -150,7 +151,7 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
         if !unsafe { warp::all(ready) } {
             return;
         }
-        let known = known(wg, p, &item, &segment);
+        let known = if N == 1 { Known::NOTHING } else { known(wg, p, &item, &segment) };
         let kept = Kept { at: wg.base() + KEPT_AT };
         // SAFETY: by one thread; the barrier follows.
         unsafe { kept.begin(&known, thread_in_block == 0) };
@@ -158,12 +159,12 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
             wg.sync_block();
             let span = kept.span(p, &item, &segment, number);
             // With two walking warpgroups a thread has 168 registers: these take some of the feeding one's for as long as they
-            // walk. 256 x 224 + 128 x 56 = 384 x 168.
+            // walk. 256 x 216 + 128 x 72 = 384 x 168.
             // SAFETY: by whole warpgroups; the entry states threads and registers.
             unsafe {
                 if wg.index() == N {
                     if N > 1 {
-                        ptx::setmaxnreg_dec::<56>();
+                        ptx::setmaxnreg_dec::<72>();
                     }
                     wg.sync_block();
                     feed(wg, p, &pipeline, &item, &segment, span);
@@ -173,7 +174,7 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
                     }
                 } else {
                     if N > 1 {
-                        ptx::setmaxnreg_inc::<224>();
+                        ptx::setmaxnreg_inc::<216>();
                     }
                     let mut s = [0f32; 64];
                     wg.load_fragment(&mut s, state);
@@ -181,7 +182,7 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
                     ptx::fence_proxy_async_shared();
                     wg.sync_block();
                     let columns = Columns::of_block(p, item.first_block + wg.index() as u32);
-                    if warp::all(span.first < span.corrected) {
+                    if N > 1 && warp::all(span.first < span.corrected) {
                         walk::<N, true>(wg, p, &pipeline, &item, &segment, columns, &mut s, span);
                     } else {
                         walk::<N, false>(wg, p, &pipeline, &item, &segment, columns, &mut s, span);
@@ -196,7 +197,7 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
             // What follows is read again: in registers it would be alive across the walk.
             let (span, known) = (kept.span(p, &item, &segment, number), kept.known());
             let (mut done, mut cut) = (span.end >= span.last, Cut::default());
-            if span.is_m && known.is_asked() {
+            if N > 1 && span.is_m && known.is_asked() {
                 let mut small = true;
                 if let Some(columns) = columns {
                     let squares = wg.sum_of_squares(state);
@@ -208,7 +209,8 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
                 }
                 done |= wg.sync_and(small);
             }
-            if let Some(columns) = columns
+            if N > 1
+                && let Some(columns) = columns
                 && known.rows <= segment.chunks
                 && (!span.is_m || span.end == known.rows)
             {
@@ -248,12 +250,12 @@ fn walk<const N: usize, const CORRECTED: bool>(
     s: &mut [f32; 64],
     span: Span,
 ) {
-    let outputs = Outputs::<CORRECTED> { wg, p, item, tokens: Tokens::of(wg, &p.tables, segment), columns };
+    let walker = wg.index() as u32;
+    let outputs = Outputs::<CORRECTED> { walker, p, item, tokens: Tokens::of(wg, &p.tables, segment), columns };
     let lane = ptx::laneid();
-    let own_v = RECORD + wg.index() as u32 * PANEL;
+    let own_v = RECORD + walker * PANEL;
     let (mut r, mut o) = ([0f32; 32], [0f32; 32]);
     let (mut s_half, mut r_half) = ([0u32; 32], [0u32; 16]);
-    repeat!(I in 32 => { s_half[I] = ptx::cvt_rn_bf16x2_f32(s[2 * I + 1], s[2 * I]); });
     let mut index = span.first;
     while index < span.end {
         let at = pipeline.place(span.number + index);
@@ -265,54 +267,72 @@ fn walk<const N: usize, const CORRECTED: bool>(
             wait(at.barriers + FULL_FIRST, at.parity);
             ptx::wgmma_fence();
             repeat!(J in 4 => {
-                ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 1, 0>(&mut r, v + column_step(J), a + row_step(J, PANEL), (J != 0) as u32);
-            });
-            repeat!(J in 8 => {
-                let s_step = [s_half[4 * J], s_half[4 * J + 1], s_half[4 * J + 2], s_half[4 * J + 3]];
-                ptx::wgmma_m64n64k16_bf16_rs::<1, -1, 0>(&mut r, s_step, w + row_step(J, PANEL), 1);
+                let (v, a) = (step(v, column_step(J)), step(a, row_step(J, PANEL)));
+                ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 1, 0>(&mut r, v, a, (J != 0) as u32);
             });
             ptx::wgmma_commit_group();
+            // A wait for nothing: without it the assembler inserts one of its own before it lets accumulators be read.
+            ptx::wgmma_wait_group::<1>((&mut r, &mut *s));
+            repeat!(I in 32 => { s_half[I] = ptx::cvt_rn_bf16x2_f32(s[2 * I + 1], s[2 * I]); });
+            ptx::wgmma_fence();
+            repeat!(J in 8 => {
+                let s_step = [s_half[4 * J], s_half[4 * J + 1], s_half[4 * J + 2], s_half[4 * J + 3]];
+                ptx::wgmma_m64n64k16_bf16_rs::<1, -1, 0>(&mut r, s_step, step(w, row_step(J, PANEL)), 1);
+            });
+            ptx::wgmma_commit_group();
+            // The outputs of the chunk before leave while these products are under way.
+            ptx::wgmma_wait_group::<1>((&mut r, &mut s_half, &mut o));
+            outputs.put_before(&o, pipeline, span, index);
             wait(at.barriers + FULL_OUTPUT, at.parity);
             let (qg, aqk) = (by_rows(at.stage + RECORD_QG), by_rows(at.stage + RECORD_AQK));
             ptx::wgmma_fence();
             repeat!(J in 8 => {
                 let s_step = [s_half[4 * J], s_half[4 * J + 1], s_half[4 * J + 2], s_half[4 * J + 3]];
-                ptx::wgmma_m64n64k16_bf16_rs::<1, 1, 0>(&mut o, s_step, qg + row_step(J, PANEL), (J != 0) as u32);
+                let qg = step(qg, row_step(J, PANEL));
+                ptx::wgmma_m64n64k16_bf16_rs::<1, 1, 0>(&mut o, s_step, qg, (J != 0) as u32);
             });
             ptx::wgmma_commit_group();
+            wait(at.barriers + FULL_UPDATE, at.parity);
+            let column = 2 * (lane % 4);
+            let mut decay = [0f32; 32];
+            repeat!(J in 16 => {
+                let [d0, d1] = ptx::ld_shared_v2_f32(at.decay + (8 * J as u32 + column) * 4);
+                decay[2 * J] = d0;
+                decay[2 * J + 1] = d1;
+            });
             ptx::wgmma_wait_group::<1>((&mut r, &mut s_half, &mut o));
             release(lane, at.barriers + EMPTY_FIRST);
             repeat!(I in 16 => { r_half[I] = ptx::cvt_rn_bf16x2_f32(r[2 * I + 1], r[2 * I]); });
-            wait(at.barriers + FULL_UPDATE, at.parity);
-            // Not earlier: writing an accumulator while products are under way would serialise them.
-            let column = 2 * (lane % 4);
+            // Not earlier: writing an accumulator before the first product is waited for would serialise them. The decays are there
+            // by now, and S^T qg^T is under way.
             repeat!(J in 16 => {
-                let [d0, d1] = ptx::ld_shared_v2_f32(at.decay + (8 * J as u32 + column) * 4);
-                s[4 * J] *= d0;
-                s[4 * J + 1] *= d1;
-                s[4 * J + 2] *= d0;
-                s[4 * J + 3] *= d1;
+                s[4 * J] *= decay[2 * J];
+                s[4 * J + 1] *= decay[2 * J + 1];
+                s[4 * J + 2] *= decay[2 * J];
+                s[4 * J + 3] *= decay[2 * J + 1];
             });
             let kg = by_columns(at.stage + RECORD_KG, PANEL);
             ptx::wgmma_fence();
             repeat!(J in 4 => {
                 let r_step = [r_half[4 * J], r_half[4 * J + 1], r_half[4 * J + 2], r_half[4 * J + 3]];
-                ptx::wgmma_m64n128k16_bf16_rs::<1, 1, 1>(s, r_step, kg + column_step(J), 1);
+                ptx::wgmma_m64n128k16_bf16_rs::<1, 1, 1>(s, r_step, step(kg, column_step(J)), 1);
             });
             ptx::wgmma_commit_group();
             repeat!(J in 4 => {
                 let r_step = [r_half[4 * J], r_half[4 * J + 1], r_half[4 * J + 2], r_half[4 * J + 3]];
-                ptx::wgmma_m64n64k16_bf16_rs::<1, 1, 0>(&mut o, r_step, aqk + row_step(J, PANEL), 1);
+                ptx::wgmma_m64n64k16_bf16_rs::<1, 1, 0>(&mut o, r_step, step(aqk, row_step(J, PANEL)), 1);
             });
             ptx::wgmma_commit_group();
             ptx::wgmma_wait_group::<1>((&mut *s, &mut o, &mut s_half, &mut r_half));
             release(lane, at.barriers + EMPTY_UPDATE);
-            repeat!(I in 32 => { s_half[I] = ptx::cvt_rn_bf16x2_f32(s[2 * I + 1], s[2 * I]); });
             ptx::wgmma_wait_group::<0>((&mut o, &mut r_half));
             release(lane, at.barriers + EMPTY_OUTPUT);
-            outputs.put(&o, at, index);
         }
         index += 1;
+    }
+    // SAFETY: as above.
+    unsafe {
+        outputs.put_before(&o, pipeline, span, index);
     }
 }
 
@@ -327,37 +347,48 @@ pub(super) unsafe fn release(lane: u32, barrier: u32) {
 }
 
 /// Where a walking warpgroup's outputs go.
-struct Outputs<'w, 'a, const CORRECTED: bool> {
-    wg: &'w Warpgroup<'a>,
+struct Outputs<'w, const CORRECTED: bool> {
+    walker: u32,
     p: &'w ScanParams,
     item: &'w ScanItem,
     tokens: Tokens,
     columns: Columns,
 }
 
-impl<const CORRECTED: bool> Outputs<'_, '_, CORRECTED> {
-    /// Stores o^T of chunk `index`: rounded into the place of v, or into scratch.
+impl<const CORRECTED: bool> Outputs<'_, CORRECTED> {
+    /// Stores o^T of the chunk before `index`, if that is one of the span's: rounded into shared memory, or into scratch.
     ///
     /// # Safety
-    /// By all threads of the warpgroup; the products that made `o` are done, those that read v too.
+    /// By all threads of the warpgroup; the products that made `o` are done.
     #[inline(always)]
-    unsafe fn put(&self, o: &[f32; 32], at: Place, index: u32) {
+    unsafe fn put_before<const N: usize>(&self, o: &[f32; 32], pipeline: &Pipeline<N>, span: Span, index: u32) {
         let lane = ptx::laneid();
+        // Predicates in place of a branch, under which accumulators must not be read. Where there is nothing the panel is free.
+        let there = (index > span.first) as u32;
+        let (number, index) = (span.number + index - there, index - there);
+        let output = pipeline.output(self.walker, number);
         let warp = (thread::thread_idx_x() % THREADS) / 32;
+        // Also before stores to scratch: the feeding warpgroup must not be two chunks behind, since it waits for a parity.
+        // SAFETY: a barrier of the block.
+        unsafe { wait(output.barriers + TAKEN, output.parity ^ 1) };
         if CORRECTED {
             let p = self.p;
             let (token, len) = self.tokens.chunk(index);
             let row = p.tables.sizes.hv as usize * CHANNELS;
             let channel = self.columns.first + (16 * warp + lane / 4) as usize;
-            let base = p.o_local.addr as *mut f32;
-            let base = base.wrapping_add(token * row + self.item.head as usize * CHANNELS + channel);
             let first = 2 * (lane % 4);
+            let from_first = (token + first as usize) * row + self.item.head as usize * CHANNELS + channel;
+            // Each address from the one before: what all are made of would be in registers for the whole walk.
+            let mut to = (p.o_local.addr as *mut f32).wrapping_add(from_first);
             repeat!(J in 8 => {
+                if J != 0 {
+                    to = to.wrapping_add(8 * row);
+                }
                 let t = first + 8 * J as u32;
                 // SAFETY: rows of this chunk, columns of this warpgroup.
                 unsafe {
-                    let (even, odd) = ((t < len) as u32, (t + 1 < len) as u32);
-                    let (to, next) = (base.wrapping_add(t as usize * row), base.wrapping_add((t as usize + 1) * row));
+                    let (even, odd) = ((t < len) as u32 & there, (t + 1 < len) as u32 & there);
+                    let next = to.wrapping_add(row);
                     ptx::st_global_f32_if(to, o[4 * J], even);
                     ptx::st_global_f32_if(next, o[4 * J + 1], odd);
                     ptx::st_global_f32_if(to.wrapping_add(8), o[4 * J + 2], even);
@@ -366,14 +397,13 @@ impl<const CORRECTED: bool> Outputs<'_, '_, CORRECTED> {
             });
         } else {
             // 8 x 8 matrices, transposed by the store: rows are tokens, 16 bytes are 8 channels.
-            let tile = at.stage + RECORD + self.wg.index() as u32 * PANEL;
             let (matrix, row) = (lane / 8, lane % 8);
             repeat!(J in 4 => {
                 // Matrices 0 and 1: channels 16 warp .. + 8 and + 8 .. + 16 of tokens 16 J ..; 2 and 3: of tokens 16 J + 8 ..
                 let t = 16 * J as u32 + 8 * (matrix / 2) + row;
                 let piece = 2 * warp + matrix % 2;
-                let address = tile + t * 128 + ((piece ^ (t % 8)) << 4);
-                // SAFETY: inside the tile.
+                let address = output.panel + t * 128 + ((piece ^ (t % 8)) << 4);
+                // SAFETY: inside the panel.
                 unsafe {
                     ptx::stmatrix_x4_trans(
                         address,
@@ -388,7 +418,7 @@ impl<const CORRECTED: bool> Outputs<'_, '_, CORRECTED> {
         // SAFETY: the stores of this warp's lanes are done and ordered by the warp's barrier.
         unsafe {
             warp::sync();
-            release(lane, at.barriers + DONE);
+            ptx::mbarrier_arrive_if(output.barriers + DONE, (lane == 0) as u32 & there);
         }
     }
 }

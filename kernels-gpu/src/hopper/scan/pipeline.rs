@@ -2,7 +2,7 @@
 
 use cuda_std::ptx;
 
-use crate::hopper::{CHANNELS, CHUNK, scan_stage_bytes, scan_stages};
+use crate::hopper::{CHANNELS, CHUNK, PANEL, SCAN_OUTPUT_BARRIERS, SCAN_STAGE_BARRIERS, scan_stage_bytes, scan_stages};
 use crate::params::{Chunk, Segment, Tables};
 use crate::tile::Warpgroup;
 
@@ -10,34 +10,39 @@ use crate::tile::Warpgroup;
 pub(in crate::hopper) const COLUMNS: u32 = 64;
 /// Threads of a warpgroup.
 pub(in crate::hopper) const THREADS: u32 = 128;
-/// Threads that carry v and outputs: all of the feeding warpgroup but its first warp.
-pub(super) const CARRIERS: u32 = 96;
+/// Threads that take outputs away: the feeding warpgroup's last.
+pub(super) const TAKERS: u32 = 64;
 
 /// Shared addresses of the pipeline.
 #[derive(Clone, Copy)]
 pub(super) struct Pipeline<const N: usize> {
     /// Stages, each [`scan_stage_bytes`].
     pub(super) base: u32,
+    /// A panel of each walking warpgroup.
+    outputs: u32,
     /// Decay rows of the stages.
-    pub(super) decay: u32,
-    /// Barriers: eight of each stage.
-    pub(super) barriers: u32,
+    decay: u32,
+    /// Barriers of the stages, then of the outputs.
+    barriers: u32,
 }
 
-/// w, A' and v have arrived.
+/// Of a stage: w, A' and v have arrived.
 pub(super) const FULL_FIRST: u32 = 0;
-/// qg and Aqk have arrived.
+/// Of a stage: qg and Aqk have arrived.
 pub(super) const FULL_OUTPUT: u32 = 8;
-/// kg and decay have arrived.
+/// Of a stage: kg and decay have arrived.
 pub(super) const FULL_UPDATE: u32 = 16;
-/// w and A' are not needed any more.
+/// Of a stage: w, A' and v are not needed any more.
 pub(super) const EMPTY_FIRST: u32 = 24;
-/// qg and Aqk are not needed any more.
+/// Of a stage: qg and Aqk are not needed any more.
 pub(super) const EMPTY_OUTPUT: u32 = 32;
-/// kg and decay are not needed any more.
+/// Of a stage: kg and decay are not needed any more.
 pub(super) const EMPTY_UPDATE: u32 = 40;
-/// The outputs lie in the place of v.
-pub(super) const DONE: u32 = 48;
+
+/// Of a panel of outputs: they lie there.
+pub(super) const DONE: u32 = 0;
+/// Of a panel of outputs: they have been read.
+pub(super) const TAKEN: u32 = 8;
 
 /// A chunk's place in the pipeline.
 #[derive(Clone, Copy)]
@@ -45,6 +50,16 @@ pub(super) struct Place {
     pub(super) stage: u32,
     pub(super) barriers: u32,
     pub(super) decay: u32,
+    /// Of the phase in which the stage is full. A wait for the phase before it passes at once the first time.
+    pub(super) parity: u32,
+}
+
+/// Where a walking warpgroup's outputs of a chunk lie until they are taken away.
+#[derive(Clone, Copy)]
+pub(super) struct Output {
+    pub(super) panel: u32,
+    pub(super) barriers: u32,
+    /// Of the phase in which the outputs lie there. A wait for the phase before it passes at once the first time.
     pub(super) parity: u32,
 }
 
@@ -52,8 +67,9 @@ impl<const N: usize> Pipeline<N> {
     #[inline(always)]
     pub(super) fn new(base: u32) -> Self {
         let stages = scan_stages(N);
-        let decay = base + stages * scan_stage_bytes(N);
-        Self { base, decay, barriers: decay + stages * CHANNELS as u32 * 4 }
+        let outputs = base + stages * scan_stage_bytes(N);
+        let decay = outputs + N as u32 * PANEL;
+        Self { base, outputs, decay, barriers: decay + stages * CHANNELS as u32 * 4 }
     }
 
     /// Makes the barriers; by one thread.
@@ -65,18 +81,28 @@ impl<const N: usize> Pipeline<N> {
         let walkers = 4 * N as u32;
         let mut stage = 0;
         while stage < scan_stages(N) {
-            let at = self.barriers + 64 * stage;
+            let at = self.barriers + SCAN_STAGE_BARRIERS * stage;
             // SAFETY: by contract.
             unsafe {
-                ptx::mbarrier_init(at + FULL_FIRST, 1 + CARRIERS / 32);
+                // The thread that brings records, and the warp that brings v.
+                ptx::mbarrier_init(at + FULL_FIRST, 2);
                 ptx::mbarrier_init(at + FULL_OUTPUT, 1);
                 ptx::mbarrier_init(at + FULL_UPDATE, 1);
                 ptx::mbarrier_init(at + EMPTY_FIRST, walkers);
                 ptx::mbarrier_init(at + EMPTY_OUTPUT, walkers);
                 ptx::mbarrier_init(at + EMPTY_UPDATE, walkers);
-                ptx::mbarrier_init(at + DONE, walkers);
             }
             stage += 1;
+        }
+        let mut walker = 0;
+        while walker < N as u32 {
+            let output = self.output(walker, 0);
+            // SAFETY: by contract.
+            unsafe {
+                ptx::mbarrier_init(output.barriers + DONE, 4);
+                ptx::mbarrier_init(output.barriers + TAKEN, TAKERS / 32);
+            }
+            walker += 1;
         }
         // SAFETY: orders this thread's writes.
         unsafe { ptx::fence_mbarrier_init() };
@@ -88,10 +114,17 @@ impl<const N: usize> Pipeline<N> {
         let (stage, turn) = (number % scan_stages(N), number / scan_stages(N));
         Place {
             stage: self.base + stage * scan_stage_bytes(N),
-            barriers: self.barriers + 64 * stage,
+            barriers: self.barriers + SCAN_STAGE_BARRIERS * stage,
             decay: self.decay + stage * CHANNELS as u32 * 4,
             parity: turn & 1,
         }
+    }
+
+    /// Where walking warpgroup `walker` leaves its outputs of chunk number `number`.
+    #[inline(always)]
+    pub(super) fn output(&self, walker: u32, number: u32) -> Output {
+        let barriers = self.barriers + SCAN_STAGE_BARRIERS * scan_stages(N) + SCAN_OUTPUT_BARRIERS * walker;
+        Output { panel: self.outputs + walker * PANEL, barriers, parity: number & 1 }
     }
 }
 
