@@ -51,6 +51,21 @@ fn without_arguments_the_bundled_inputs_are_checked() {
 }
 
 #[test]
+fn segments_are_walked_in_as_many_parts_as_are_asked_for() {
+    let run = |segments: &str, mode: &str| {
+        deltalink(&["run", "--op", "kda", "--pes", "2", "--chunk", "16", "--segments", segments, "--mode", mode])
+    };
+    let told = ", segments in up to 3 parts\n";
+    let output = succeeds(&run("3", "overlap"));
+    assert!(output.contains(told), "{output}");
+    assert!(!succeeds(&run("1", "overlap")).contains("parts"));
+    assert!(!succeeds(&run("3", "exact")).contains("parts"));
+    let refused = run("0", "overlap");
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("it must be auto, or a number of parts from 1 on"), "{}", stderr(&refused));
+}
+
+#[test]
 fn the_report_is_for_programs_too() {
     let problem = Problem::new(40);
     let file = argument(&problem.path("report.json"));
