@@ -18,7 +18,14 @@ pub(super) struct Columns {
     pub e: [[f32; 2]; 8],
 }
 
-/// Sums of a thread's gradients, but for dq.
+/// Sums over products of tokens of different blocks, but for dq: of k, normalised, where it is the left row and where it is the right
+/// column. What dg gets from them follows from the sums alone.
+pub(super) struct Sums {
+    pub rows: [[f32; 2]; 8],
+    pub columns: [[f32; 2]; 8],
+}
+
+/// A thread's gradients, but for dq.
 pub(super) struct Gradients {
     /// Of k, normalised.
     pub dk: [[f32; 2]; 8],
@@ -321,15 +328,4 @@ pub(super) unsafe fn common(at: &Place) -> [f32; 2] {
         });
         times(sum, decay_of::<8>(at, 0, 8))
     }
-}
-
-/// Empty sums, but for what dg of all tokens has in common.
-///
-/// # Safety
-/// As [`common`].
-#[inline(always)]
-pub(super) unsafe fn start(at: &Place) -> Gradients {
-    // SAFETY: by contract.
-    let common = unsafe { common(at) };
-    Gradients { dk: [[0.0; 2]; 8], dg: [common; 8], of_k: [0.0; 8] }
 }

@@ -17,38 +17,6 @@ use crate::prep::floored_beta;
 /// Shares of dt_bias's gradient of blocks of 8 tokens, `[8,128]`: where levels had operands.
 const BIAS_SHARES: u32 = rows_at(1);
 
-/// Sum over `count` blocks from `first`, at most `MOST`, of what they left.
-#[inline(always)]
-unsafe fn carried_sum<const MOST: u32>(at: &Place, number: u32, first: u32, count: u32) -> [f32; 2] {
-    let mut sum = [0f32; 2];
-    let from = at.base + CARRIED + number * 4096 + (first * 128 + at.channel) * 4;
-    repeat!(B in 8 => {
-        if (B as u32) < MOST && (B as u32) < count {
-            // SAFETY: written before a barrier.
-            sum = plus(sum, unsafe { ptx::ld_shared_v2_f32(from + B as u32 * 512) });
-        }
-    });
-    sum
-}
-
-/// What dg of this thread's tokens gets from rows of later blocks and columns of earlier ones: around the chunk, and at the first two
-/// levels.
-#[inline(always)]
-unsafe fn carried(at: &Place) -> [f32; 2] {
-    let s = at.s;
-    // Of rows of a level the later blocks of the span, of columns the earlier ones.
-    let level = |bit: u32| {
-        let inside = s & (bit - 1);
-        if s & bit != 0 { (s + 1, bit - 1 - inside) } else { (s - inside, inside) }
-    };
-    let ((first, count), (neighbour, there)) = (level(4), level(2));
-    // SAFETY: as above.
-    unsafe {
-        let around = plus(carried_sum::<7>(at, 0, s + 1, 7 - s), carried_sum::<7>(at, 1, 0, s));
-        plus(around, plus(carried_sum::<3>(at, 2, first, count), carried_sum::<1>(at, 3, neighbour, there)))
-    }
-}
-
 /// Stores rows of `[tokens, HV, K]`.
 #[inline(always)]
 unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8], factor: f32) {
@@ -135,7 +103,7 @@ unsafe fn warp_sum(mut x: f32) -> f32 {
 /// dq, dk, dg, dbeta, and the chunk's shares of the gradients of A_log and dt_bias.
 ///
 /// # Safety
-/// By all threads, after a barrier of the block behind the last sums that are carried.
+/// By all threads, after a barrier of the block behind the last product of a level.
 #[inline(always)]
 pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Columns, g: &mut Gradients) {
     // SAFETY: every word has one writer; barriers between writing and reading; rows of this chunk.
@@ -148,8 +116,6 @@ pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Colum
         }
         store_rows(p, at, &p.dq, &dq, if normalised { 1.0 } else { p.prep.scale });
         store_rows(p, at, &p.dk, &g.dk, 1.0);
-        let carried = carried(at);
-        repeat!(I in 8 => { g.dg[I] = plus(g.dg[I], carried); });
         let mut rows = [0f32; 16];
         repeat!(I in 8 => {
             rows[I] = g.of_k[I];

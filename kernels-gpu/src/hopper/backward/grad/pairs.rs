@@ -4,7 +4,7 @@ use cuda_std::ptx;
 
 use super::body::*;
 use super::columns::{
-    Columns, Gradients, begin_d_q, compact, d_q, decay_of, fused, pin, plus, scaled, times, to_boundary,
+    Columns, Gradients, Sums, begin_d_q, common, compact, d_q, decay_of, fused, pin, plus, scaled, times, to_boundary,
 };
 use super::stage::pair_at;
 use crate::hopper::repeat;
@@ -25,17 +25,17 @@ impl Pairs {
     }
 }
 
-/// Adds gradients of rows: `decay` is that of their span before the block. Returns the sum of what dg of all earlier tokens of
-/// the span gets.
+/// Adds gradients of rows: `decay` is that of their span before the block. Returns what dg of all earlier tokens of the span gets from
+/// all rows so far: the dot products of rows with the sums of their gradients.
 #[inline(always)]
 unsafe fn add_rows<const FIRST: bool>(
     at: &Place,
     columns: &Columns,
-    g: &mut Gradients,
+    sums: &mut Sums,
     of: [Pairs; 2],
     mut decay: [f32; 2],
 ) -> [f32; 2] {
-    let mut shares = [[0f32; 2]; 8];
+    let mut shares = [0f32; 2];
     repeat!(I in 8 => {
         decay = times(decay, columns.e[I]);
         // SAFETY: written before barriers.
@@ -44,28 +44,25 @@ unsafe fn add_rows<const FIRST: bool>(
         unsafe {
             let d_q = if FIRST { times(of_q, decay) } else { fused(of_q, decay, d_q::<I>(at)) };
             begin_d_q::<I>(at, d_q);
+            sums.rows[I] = if FIRST { times(of_k, decay) } else { fused(of_k, decay, sums.rows[I]) };
+            shares = fused(k, sums.rows[I], fused(q, d_q, shares));
         }
-        g.dk[I] = fused(of_k, decay, g.dk[I]);
-        let with_k = times(k, of_k);
-        let sum = ptx::fma_rn_f32(with_k[1], decay[1], g.of_k[I]);
-        g.of_k[I] = ptx::fma_rn_f32(with_k[0], decay[0], sum);
-        shares[I] = times(fused(q, of_q, with_k), decay);
     });
-    let mut from_here = [0f32; 2];
-    repeat!(J in 8 => {
-        const I: usize = 7 - J;
-        from_here = plus(from_here, shares[I]);
-        g.dg[I] = plus(g.dg[I], from_here);
-    });
-    g.pin();
-    from_here
+    pin(&mut sums.rows);
+    shares
 }
 
-/// Adds gradients of columns: `decay` is that of their span after the block. Returns the sum of what dg of all later tokens of
-/// the span gets.
+/// Adds gradients of columns: `decay` is that of their span after the block. Returns what dg of all later tokens of the span gets from
+/// all columns so far.
 #[inline(always)]
-unsafe fn add_columns(at: &Place, columns: &Columns, g: &mut Gradients, of: Pairs, mut decay: [f32; 2]) -> [f32; 2] {
-    let mut shares = [[0f32; 2]; 8];
+unsafe fn add_columns<const FIRST: bool>(
+    at: &Place,
+    columns: &Columns,
+    sums: &mut Sums,
+    of: Pairs,
+    mut decay: [f32; 2],
+) -> [f32; 2] {
+    let mut shares = [0f32; 2];
     repeat!(J in 8 => {
         const I: usize = 7 - J;
         if J > 0 {
@@ -73,21 +70,14 @@ unsafe fn add_columns(at: &Place, columns: &Columns, g: &mut Gradients, of: Pair
         }
         // SAFETY: written before barriers.
         let (k, of_k) = unsafe { (columns.right::<I>(at), of.read::<I>()) };
-        let of_k = times(of_k, decay);
-        g.dk[I] = plus(g.dk[I], of_k);
-        shares[I] = times(k, of_k);
+        sums.columns[I] = if FIRST { times(of_k, decay) } else { fused(of_k, decay, sums.columns[I]) };
+        shares = fused(k, sums.columns[I], shares);
     });
-    let mut before = [0f32; 2];
-    repeat!(I in 8 => {
-        g.dg[I] = plus(g.dg[I], before);
-        before = plus(before, shares[I]);
-    });
-    pin(&mut g.dk);
-    pin(&mut g.dg);
-    before
+    pin(&mut sums.columns);
+    shares
 }
 
-/// Leaves a block's sum for the other blocks of its span.
+/// Leaves what a block's rows, or columns, have come to, for the other blocks of its span.
 #[inline(always)]
 unsafe fn carry(at: &Place, number: u32, sum: [f32; 2]) {
     let to = at.base + CARRIED + number * 4096 + (at.s * 128 + at.channel) * 4;
@@ -95,22 +85,24 @@ unsafe fn carry(at: &Place, number: u32, sum: [f32; 2]) {
     unsafe { ptx::st_shared_v2_f32(to, sum[0], sum[1]) };
 }
 
-/// Gradients through the states around the chunk: every token is a row and a column.
+/// Gradients through the states around the chunk: every token is a row and a column. With them the sums begin.
 ///
 /// # Safety
 /// By all threads, after a barrier of the block.
 #[inline(always)]
-pub(super) unsafe fn around(at: &Place, columns: &Columns, g: &mut Gradients) {
+pub(super) unsafe fn around(at: &Place, columns: &Columns) -> Sums {
     let first = 8 * at.s;
+    let mut sums = Sums { rows: [[0.0; 2]; 8], columns: [[0.0; 2]; 8] };
     // SAFETY: by contract.
     unsafe {
         let (before, after) = (decay_of::<7>(at, 0, at.s), decay_of::<7>(at, at.s + 1, 7 - at.s));
         let rows = [Pairs::of(at, AROUND_Q, first), Pairs::of(at, AROUND_K, first)];
-        let sum = add_rows::<true>(at, columns, g, rows, before);
-        carry(at, 0, sum);
-        let sum = add_columns(at, columns, g, Pairs::of(at, AROUND_COLUMNS, first), after);
-        carry(at, 1, sum);
+        let shares = add_rows::<true>(at, columns, &mut sums, rows, before);
+        carry(at, 0, shares);
+        let shares = add_columns::<true>(at, columns, &mut sums, Pairs::of(at, AROUND_COLUMNS, first), after);
+        carry(at, 1, shares);
     }
+    sums
 }
 
 /// Gradients of products of tokens that part at the level of `BIT`.
@@ -118,21 +110,79 @@ pub(super) unsafe fn around(at: &Place, columns: &Columns, g: &mut Gradients) {
 /// # Safety
 /// By all threads, after a barrier of the block.
 #[inline(always)]
-pub(super) unsafe fn level<const BIT: u32>(at: &Place, columns: &Columns, g: &mut Gradients) {
+pub(super) unsafe fn level<const BIT: u32>(at: &Place, columns: &Columns, sums: &mut Sums) {
     let (first, tile) = (8 * compact(at.s, BIT), STAGED_LEVEL);
     // SAFETY: by contract.
     unsafe {
         let decay = to_boundary::<BIT>(at);
-        let sum = if at.s & BIT != 0 {
+        let shares = if at.s & BIT != 0 {
             let rows = [Pairs::of(at, tile, first), Pairs::of(at, tile, 32 + first)];
-            add_rows::<false>(at, columns, g, rows, decay)
+            add_rows::<false>(at, columns, sums, rows, decay)
         } else {
-            add_columns(at, columns, g, Pairs::of(at, tile + STAGED, first), decay)
+            add_columns::<false>(at, columns, sums, Pairs::of(at, tile + STAGED, first), decay)
         };
         if BIT > 1 {
-            carry(at, if BIT == 4 { 2 } else { 3 }, sum);
+            carry(at, if BIT == 4 { 2 } else { 3 }, shares);
         }
     }
+}
+
+/// What dg of this thread's tokens gets from other blocks: from a later one its rows, from an earlier one its columns, of all phases
+/// before the level at which the two part. (From that level on the other block is a row to this one's columns, or the reverse.)
+#[inline(always)]
+unsafe fn carried(at: &Place) -> [f32; 2] {
+    let s = at.s;
+    // What lies where: rows and columns around the chunk, and either of the first two levels.
+    let rows = [0, if s & 4 != 0 { 2 } else { 0 }];
+    let columns = [1, if s & 4 != 0 { 1 } else { 2 }];
+    let (nearest, nearest_columns) = if s & 2 != 0 { (3, columns[1]) } else { (rows[1], 3) };
+    let mut sum = [0f32; 2];
+    repeat!(X in 8 => {
+        const APART: u32 = X as u32;
+        if APART > 0 {
+            // The highest bit in which the numbers of the blocks differ says which is the later one.
+            const BIT: u32 = if APART >= 4 { 4 } else if APART >= 2 { 2 } else { 1 };
+            let (of_rows, of_columns) = match BIT {
+                4 => (rows[0], columns[0]),
+                2 => (rows[1], columns[1]),
+                _ => (nearest, nearest_columns),
+            };
+            let number = if s & BIT == 0 { of_rows } else { of_columns };
+            let from = at.base + CARRIED + number * 4096 + ((s ^ APART) * 128 + at.channel) * 4;
+            // SAFETY: written before a barrier.
+            sum = plus(sum, unsafe { ptx::ld_shared_v2_f32(from) });
+        }
+    });
+    sum
+}
+
+/// From the sums over all levels: dk, dg and [`Gradients::of_k`] of everything but products inside a block.
+///
+/// # Safety
+/// By all threads, after a barrier of the block behind the last sums that are carried.
+#[inline(always)]
+pub(super) unsafe fn gather(at: &Place, columns: &Columns, sums: &Sums) -> Gradients {
+    let mut g = Gradients { dk: [[0.0; 2]; 8], dg: [[0.0; 2]; 8], of_k: [0.0; 8] };
+    // SAFETY: by contract.
+    let mut from_here = unsafe { plus(common(at), carried(at)) };
+    repeat!(J in 8 => {
+        const I: usize = 7 - J;
+        // SAFETY: written before barriers.
+        let ([q, k], d_q) = unsafe { (columns.rows::<I>(at), d_q::<I>(at)) };
+        let with_k = times(k, sums.rows[I]);
+        g.of_k[I] = with_k[0] + with_k[1];
+        from_here = plus(fused(q, d_q, from_here), with_k);
+        g.dg[I] = from_here;
+        g.dk[I] = plus(sums.rows[I], sums.columns[I]);
+    });
+    let mut before = [0f32; 2];
+    repeat!(I in 8 => {
+        g.dg[I] = plus(g.dg[I], before);
+        // SAFETY: as above.
+        before = fused(unsafe { columns.right::<I>(at) }, sums.columns[I], before);
+    });
+    g.pin();
+    g
 }
 
 /// Gradients of products inside a block of 8 tokens, pair by pair.
