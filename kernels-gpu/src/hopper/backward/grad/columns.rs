@@ -18,7 +18,7 @@ pub(super) struct Columns {
     pub e: [[f32; 2]; 8],
 }
 
-/// Sums over products of tokens of different blocks, but for dq: of k, normalised, where it is the left row and where it is the right
+/// Sums over products of tokens of different blocks, but for dq: of k, as given, where it is the left row and where it is the right
 /// column. What dg gets from them follows from the sums alone.
 pub(super) struct Sums {
     pub rows: [[f32; 2]; 8],
@@ -27,7 +27,7 @@ pub(super) struct Sums {
 
 /// A thread's gradients, but for dq.
 pub(super) struct Gradients {
-    /// Of k, normalised.
+    /// Of k as given, as if the factors of rows were constants.
     pub dk: [[f32; 2]; 8],
     /// Of g.
     pub dg: [[f32; 2]; 8],
@@ -58,7 +58,7 @@ impl Gradients {
     }
 }
 
-/// Where this thread's sums for dq (of scale q, normalised) wait, of its first token: they are needed too seldom to hold registers.
+/// Where this thread's sums for dq (of q as given, as if the factors of rows were constants) wait, of its first token: they are needed too seldom to hold registers.
 #[inline(always)]
 fn waiting(at: &Place) -> u32 {
     at.base + PARKED_D_Q + at.s * 4096 + at.channel * 4
@@ -111,29 +111,21 @@ fn pack(a: [f32; 2]) -> u32 {
 }
 
 impl Columns {
-    /// q (normalised, with the scale) and k (normalised) of token `I`.
+    /// q and k of token `I`, as given.
     ///
     /// # Safety
-    /// The norms were written before a barrier, and q was [parked](Self::park) by this thread.
+    /// q was [parked](Self::park) by this thread.
     #[inline(always)]
     pub unsafe fn rows<const I: usize>(&self, at: &Place) -> [[f32; 2]; 2] {
         // SAFETY: by contract.
-        unsafe {
-            let [norm_q, norm_k] = ptx::ld_shared_v2_f32(at.base + NORMS + (8 * at.s + I as u32) * 8);
-            let q = ptx::ld_shared_u32(parked(at) + I as u32 * 128);
-            [scaled(unpack(q), norm_q), scaled(unpack(self.k[I]), norm_k)]
-        }
+        let q = unsafe { ptx::ld_shared_u32(parked(at) + I as u32 * 128) };
+        [unpack(q), self.right::<I>()]
     }
 
-    /// k (normalised) of token `I`.
-    ///
-    /// # Safety
-    /// The norms were written before a barrier.
+    /// k of token `I`, as given.
     #[inline(always)]
-    pub unsafe fn right<const I: usize>(&self, at: &Place) -> [f32; 2] {
-        // SAFETY: by contract.
-        let norm = unsafe { ptx::ld_shared_f32(at.base + NORMS + (8 * at.s + I as u32) * 8 + 4) };
-        scaled(unpack(self.k[I]), norm)
+    pub fn right<const I: usize>(&self) -> [f32; 2] {
+        unpack(self.k[I])
     }
 
     /// Puts q where only this thread reads it: it is not needed often enough to hold registers.
@@ -151,6 +143,16 @@ impl Columns {
 #[inline(always)]
 fn parked(at: &Place) -> u32 {
     at.base + if at.half == 0 { PARKED[0] } else { PARKED[1] } + at.s * 1024 + at.lane * 4
+}
+
+/// Factors of the rows of q (its norm's, and the scale) and of k of token `I` of this thread.
+///
+/// # Safety
+/// They were written before a barrier.
+#[inline(always)]
+pub(super) unsafe fn norms<const I: usize>(at: &Place) -> [f32; 2] {
+    // SAFETY: by contract.
+    unsafe { ptx::ld_shared_v2_f32(at.base + NORMS + (8 * at.s + I as u32) * 8) }
 }
 
 /// Decays of this thread's channels over `count` blocks of 8 tokens from `first`, at most `MOST`.
@@ -239,7 +241,7 @@ pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
         let to = at.base + KB + at.half * PANEL + first * 128 + own(at);
         repeat!(I in 8 => {
             decay = times(decay, e[I]);
-            let k = columns.right::<I>(at);
+            let k = scaled(columns.right::<I>(), norms::<I>(at)[1]);
             ptx::st_shared_u32(in_row(to, I as u32), pack(times(k, decay)));
         });
     }
@@ -287,7 +289,7 @@ pub(super) unsafe fn operands(at: &Place, columns: &Columns) {
 #[inline(always)]
 unsafe fn operands_of<const BIT: u32>(at: &Place, columns: &Columns) {
     let first = 8 * compact(at.s, BIT);
-    // SAFETY: one writer for each word; norms and decays were written before a barrier.
+    // SAFETY: one writer for each word; decays were written before a barrier.
     unsafe {
         let mut decay = to_boundary::<BIT>(at);
         if at.s & BIT != 0 {
@@ -306,7 +308,7 @@ unsafe fn operands_of<const BIT: u32>(at: &Place, columns: &Columns) {
                 if J > 0 {
                     decay = times(decay, columns.e[(I + 1) % 8]);
                 }
-                let k = columns.right::<I>(at);
+                let k = columns.right::<I>();
                 ptx::st_shared_u32(in_row(to, I as u32), pack(times(k, decay)));
             });
         }

@@ -4,7 +4,7 @@ use cuda_std::{ptx, thread, warp};
 use half::bf16;
 
 use super::body::*;
-use super::columns::{Columns, Gradients, d_q, plus};
+use super::columns::{Columns, Gradients, d_q, fused, norms, plus, scaled};
 use super::gates::{Slopes, given};
 use crate::element::DtypeCode;
 use crate::gate::Gate;
@@ -19,7 +19,7 @@ const BIAS_SHARES: u32 = rows_at(1);
 
 /// Stores rows of `[tokens, HV, K]`.
 #[inline(always)]
-unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8], factor: f32) {
+unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8]) {
     let hv = p.prep.tables.sizes.hv as usize;
     let first = ((at.token + 8 * at.s as usize) * hv + at.head) * CHANNELS + at.channel as usize;
     let rows = at.len - (8 * at.s).min(at.len);
@@ -27,7 +27,7 @@ unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8],
     unsafe {
         if to.dtype() == DtypeCode::F32 {
             let to = (to.addr as *mut f32).wrapping_add(first);
-            let store = |to: *mut f32, x: [f32; 2]| ptx::st_global_v2_f32(to, x[0] * factor, x[1] * factor);
+            let store = |to: *mut f32, x: [f32; 2]| ptx::st_global_v2_f32(to, x[0], x[1]);
             if rows >= 8 {
                 repeat!(I in 8 => { store(to.wrapping_add(I * hv * CHANNELS), x[I]); });
             } else {
@@ -35,9 +35,7 @@ unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8],
             }
         } else {
             let to = (to.addr as *mut u32).wrapping_add(first / 2);
-            let store = |to: *mut u32, x: [f32; 2]| {
-                ptx::st_global_u32(to, ptx::cvt_rn_bf16x2_f32(x[1] * factor, x[0] * factor));
-            };
+            let store = |to: *mut u32, x: [f32; 2]| ptx::st_global_u32(to, ptx::cvt_rn_bf16x2_f32(x[1], x[0]));
             if rows >= 8 {
                 repeat!(I in 8 => { store(to.wrapping_add(I * hv * CHANNELS / 2), x[I]); });
             } else {
@@ -47,23 +45,23 @@ unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8],
     }
 }
 
-/// Gradients of the rows of q and k as they were given: with y the row of norm 1, r its factor, `dx = r (dy - y (y . dy))`. Where
-/// [`crate::backward::reduce`] need not sum over heads, it need not do this either.
+/// Gradients of the rows of q and k as they were given, through their norms: with x such a row, r the factor that makes its norm 1, and d its
+/// gradient as if r were a constant, `dx = d - x r^2 (x . d)`. Where [`crate::backward::reduce`] need not sum over heads, it need
+/// not do this either.
 ///
 /// # Safety
 /// By all threads. Contains a barrier of the block.
 #[inline(always)]
 unsafe fn through_norms(p: &GradParams, at: &Place, columns: &Columns, [dq, dk]: [&mut [[f32; 2]; 8]; 2]) {
-    let scale = p.prep.scale;
-    let unscaled = if scale == 0.0 { 0.0 } else { ptx::rcp_approx_ftz_f32(scale * scale) };
+    let unscaled = of_scale(p) * of_scale(p);
     let first = 8 * at.s;
     // SAFETY: every word has one writer; barriers between writing and reading.
     unsafe {
         let mut dots = [0f32; 16];
         repeat!(I in 8 => {
             let [q, k] = columns.rows::<I>(at);
-            dots[I] = q[0] * dq[I][0] + q[1] * dq[I][1];
-            dots[I + 8] = k[0] * dk[I][0] + k[1] * dk[I][1];
+            dots[I] = ptx::fma_rn_f32(q[0], dq[I][0], q[1] * dq[I][1]);
+            dots[I + 8] = ptx::fma_rn_f32(k[0], dk[I][0], k[1] * dk[I][1]);
         });
         let sum = sums(dots, at.lane);
         if at.lane.is_multiple_of(2) {
@@ -76,15 +74,36 @@ unsafe fn through_norms(p: &GradParams, at: &Place, columns: &Columns, [dq, dk]:
         repeat!(I in 8 => {
             let row = (first + I as u32) * 8;
             let [q, k] = columns.rows::<I>(at);
-            let [norm_q, norm_k] = ptx::ld_shared_v2_f32(at.base + NORMS + row);
+            let [norm_q, norm_k] = norms::<I>(at);
             let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + row);
             let [c, d] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + 512 + row);
-            let (dot_q, dot_k) = ((a + b) * unscaled, c + d);
-            // q and its factor have the scale in them, and so has what is left.
-            dq[I] = [(dq[I][0] - q[0] * dot_q) * norm_q, (dq[I][1] - q[1] * dot_q) * norm_q];
-            dk[I] = [(dk[I][0] - k[0] * dot_k) * norm_k, (dk[I][1] - k[1] * dot_k) * norm_k];
+            let (by_q, by_k) = (-(a + b) * unscaled * (norm_q * norm_q), -(c + d) * (norm_k * norm_k));
+            dq[I] = fused(q, [by_q; 2], dq[I]);
+            dk[I] = fused(k, [by_k; 2], dk[I]);
         });
     }
+}
+
+/// One part of the scale; 0 without, where what it multiplies is 0.
+#[inline(always)]
+fn of_scale(p: &GradParams) -> f32 {
+    if p.prep.scale == 0.0 { 0.0 } else { ptx::rcp_approx_ftz_f32(p.prep.scale) }
+}
+
+/// Gradients of the normalised rows (times the scale, for q), for [`crate::backward::reduce`]: without the factors.
+///
+/// # Safety
+/// By all threads.
+#[inline(always)]
+unsafe fn before_norms(p: &GradParams, at: &Place, [dq, dk]: [&mut [[f32; 2]; 8]; 2]) {
+    let scale = p.prep.scale;
+    repeat!(I in 8 => {
+        // SAFETY: written before barriers.
+        let [norm_q, norm_k] = unsafe { norms::<I>(at) };
+        let by_q = if scale == 0.0 { 0.0 } else { scale * ptx::rcp_approx_ftz_f32(norm_q) };
+        dq[I] = scaled(dq[I], by_q);
+        dk[I] = scaled(dk[I], ptx::rcp_approx_ftz_f32(norm_k));
+    });
 }
 
 /// Sum over the lanes of a warp.
@@ -110,12 +129,15 @@ pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Colum
     unsafe {
         let mut dq = [[0f32; 2]; 8];
         repeat!(I in 8 => { dq[I] = d_q::<I>(at); });
-        let normalised = p.prep.l2norm != 0 && p.dq.dtype() != DtypeCode::F32;
-        if normalised {
-            through_norms(p, at, columns, [&mut dq, &mut g.dk]);
+        if p.prep.l2norm != 0 {
+            if p.dq.dtype() == DtypeCode::F32 {
+                before_norms(p, at, [&mut dq, &mut g.dk]);
+            } else {
+                through_norms(p, at, columns, [&mut dq, &mut g.dk]);
+            }
         }
-        store_rows(p, at, &p.dq, &dq, if normalised { 1.0 } else { p.prep.scale });
-        store_rows(p, at, &p.dk, &g.dk, 1.0);
+        store_rows(p, at, &p.dq, &dq);
+        store_rows(p, at, &p.dk, &g.dk);
         let mut rows = [0f32; 16];
         repeat!(I in 8 => {
             rows[I] = g.of_k[I];
@@ -197,7 +219,7 @@ unsafe fn through_channel_gates<G: Gate>(p: &GradParams, at: &Place, g: &mut Gra
                 ptx::st_shared_f32(at.base + WARP_SUMS + at.warp * 4, sum);
             }
         }
-        store_rows(p, at, &p.dg, &g.dg, 1.0);
+        store_rows(p, at, &p.dg, &g.dg);
     }
 }
 

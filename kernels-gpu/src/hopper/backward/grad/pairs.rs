@@ -4,7 +4,8 @@ use cuda_std::ptx;
 
 use super::body::*;
 use super::columns::{
-    Columns, Gradients, Sums, begin_d_q, common, compact, d_q, decay_of, fused, pin, plus, scaled, times, to_boundary,
+    Columns, Gradients, Sums, begin_d_q, common, compact, d_q, decay_of, fused, norms, pin, plus, scaled, times,
+    to_boundary,
 };
 use super::stage::pair_at;
 use crate::hopper::repeat;
@@ -42,9 +43,15 @@ unsafe fn add_rows<const FIRST: bool>(
         let ([q, k], [of_q, of_k]) = unsafe { (columns.rows::<I>(at), [of[0].read::<I>(), of[1].read::<I>()]) };
         // SAFETY: begun by this thread, if this is not the first.
         unsafe {
-            let d_q = if FIRST { times(of_q, decay) } else { fused(of_q, decay, d_q::<I>(at)) };
+            let d_q = if FIRST {
+                let [norm_q, norm_k] = norms::<I>(at);
+                sums.rows[I] = times(of_k, scaled(decay, norm_k));
+                times(of_q, scaled(decay, norm_q))
+            } else {
+                sums.rows[I] = fused(of_k, decay, sums.rows[I]);
+                fused(of_q, decay, d_q::<I>(at))
+            };
             begin_d_q::<I>(at, d_q);
-            sums.rows[I] = if FIRST { times(of_k, decay) } else { fused(of_k, decay, sums.rows[I]) };
             shares = fused(k, sums.rows[I], fused(q, d_q, shares));
         }
     });
@@ -69,9 +76,15 @@ unsafe fn add_columns<const FIRST: bool>(
             decay = times(decay, columns.e[(I + 1) % 8]);
         }
         // SAFETY: written before barriers.
-        let (k, of_k) = unsafe { (columns.right::<I>(at), of.read::<I>()) };
-        sums.columns[I] = if FIRST { times(of_k, decay) } else { fused(of_k, decay, sums.columns[I]) };
-        shares = fused(k, sums.columns[I], shares);
+        sums.columns[I] = unsafe {
+            let of_k = of.read::<I>();
+            if FIRST {
+                times(of_k, scaled(decay, norms::<I>(at)[1]))
+            } else {
+                fused(of_k, decay, sums.columns[I])
+            }
+        };
+        shares = fused(columns.right::<I>(), sums.columns[I], shares);
     });
     pin(&mut sums.columns);
     shares
@@ -85,7 +98,8 @@ unsafe fn carry(at: &Place, number: u32, sum: [f32; 2]) {
     unsafe { ptx::st_shared_v2_f32(to, sum[0], sum[1]) };
 }
 
-/// Gradients through the states around the chunk: every token is a row and a column. With them the sums begin.
+/// Gradients through the states around the chunk: every token is a row and a column. With them the sums begin. They are put behind
+/// the factors of rows here; scores were when they were stored.
 ///
 /// # Safety
 /// By all threads, after a barrier of the block.
@@ -178,8 +192,7 @@ pub(super) unsafe fn gather(at: &Place, columns: &Columns, sums: &Sums) -> Gradi
     let mut before = [0f32; 2];
     repeat!(I in 8 => {
         g.dg[I] = plus(g.dg[I], before);
-        // SAFETY: as above.
-        before = fused(unsafe { columns.right::<I>(at) }, sums.columns[I], before);
+        before = fused(columns.right::<I>(), sums.columns[I], before);
     });
     g.pin();
     g
@@ -212,9 +225,7 @@ pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
                 if M > 0 {
                     decay = times(decay, columns.e[J + 1]);
                 }
-                // SAFETY: as above.
-                let k_j = unsafe { columns.right::<J>(at) };
-                let right = times(k_j, decay);
+                let right = times(columns.right::<J>(), decay);
                 dq = fused(right, [p[J]; 2], dq);
                 of_k = fused(right, [n[J]; 2], of_k);
                 let left = fused(q, [p[J]; 2], scaled(k, n[J]));

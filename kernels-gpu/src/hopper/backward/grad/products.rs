@@ -46,7 +46,7 @@ pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2]) -> [[f32; 32]; 
             ptx::wgmma_wait_group::<0>((&mut first, &mut second));
             put::<true>(at, &first, base + D_W + half * PANEL);
             if half == 0 {
-                scatter(at, &second, 0, SQUARES);
+                scatter::<false>(at, &second);
             }
             ptx::fence_proxy_async_shared();
         } else {
@@ -144,7 +144,7 @@ pub(super) unsafe fn through_the_inverse(wg: &mut Warpgroup<'_>, at: &Place, x: 
         });
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group::<0>(&mut y);
-        scatter(at, &y, 32, SQUARES + SQUARE_BYTES);
+        scatter::<true>(at, &y);
         ptx::fence_proxy_async_shared();
     }
 }
