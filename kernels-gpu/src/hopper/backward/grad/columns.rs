@@ -3,9 +3,10 @@
 use cuda_std::{ptx, thread, warp};
 
 use super::body::*;
-use super::gates::{given, log2_decays};
+use super::gates::decays;
+use super::rows::Rows;
 use crate::gate::Gate;
-use crate::hopper::{CHANNELS, PANEL, repeat, sums, unpack};
+use crate::hopper::{PANEL, repeat, sums, unpack};
 use crate::params::GradParams;
 use crate::prep::NORM_EPSILON;
 
@@ -195,27 +196,18 @@ pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
     let h = sizes.h.max(1);
     let qk_head = at.head as u32 / (sizes.hv / h).max(1);
     let first = 8 * at.s;
-    let from = ((at.token * h as usize + qk_head as usize) * CHANNELS + at.channel as usize) / 2;
-    let stride = h as usize * CHANNELS / 2;
-    let pair = |x: u64, i: u32| {
-        let x = (x as *const u32).wrapping_add(from + (first + i) as usize * stride);
-        // SAFETY: a row of this chunk, or nothing.
-        unsafe { ptx::ld_global_nc_u32_if(x, (first + i < at.len) as u32) }
-    };
-    let (mut q, mut k) = ([0u32; 8], [0u32; 8]);
-    repeat!(I in 8 => { q[I] = pair(p.prep.q.addr, I as u32); });
-    repeat!(I in 8 => { k[I] = pair(p.prep.k.addr, I as u32); });
-    // SAFETY: as the functions say.
-    let g = unsafe { log2_decays::<G>(&p.prep, at, given::<G>(&p.prep, at)) };
+    // SAFETY: rows of this chunk.
+    let [q, k] =
+        unsafe { [Rows::of(at, &p.prep.q, h, qk_head, 2).pairs(), Rows::of(at, &p.prep.k, h, qk_head, 2).pairs()] };
+    // SAFETY: as the function says.
+    let e = unsafe { decays::<G>(&p.prep, at) };
     // Sums of squares over this warp's 64 channels: of q, then of k.
     let mut squares = [0f32; 16];
-    let mut e = [[0f32; 2]; 8];
     let mut total = [1.0f32; 2];
     repeat!(I in 8 => {
         let ([a, b], [c, d]) = (unpack(q[I]), unpack(k[I]));
-        squares[I] = a * a + b * b;
-        squares[I + 8] = c * c + d * d;
-        e[I] = [ptx::ex2_approx_ftz_f32(g[I][0]), ptx::ex2_approx_ftz_f32(g[I][1])];
+        squares[I] = ptx::fma_rn_f32(a, a, b * b);
+        squares[I + 8] = ptx::fma_rn_f32(c, c, d * d);
         total = times(total, e[I]);
     });
     let columns = Columns { q, k, e };

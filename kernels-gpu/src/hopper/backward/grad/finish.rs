@@ -6,6 +6,7 @@ use half::bf16;
 use super::body::*;
 use super::columns::{Columns, Gradients, d_q, fused, norms, plus, scaled};
 use super::gates::{Slopes, given};
+use super::rows::Rows;
 use crate::element::DtypeCode;
 use crate::gate::Gate;
 use crate::hopper::gate::element;
@@ -20,29 +21,10 @@ const BIAS_SHARES: u32 = rows_at(1);
 /// Stores rows of `[tokens, HV, K]`.
 #[inline(always)]
 unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8]) {
-    let hv = p.prep.tables.sizes.hv as usize;
-    let first = ((at.token + 8 * at.s as usize) * hv + at.head) * CHANNELS + at.channel as usize;
-    let rows = at.len - (8 * at.s).min(at.len);
+    let wide = to.dtype() == DtypeCode::F32;
+    let rows = Rows::of(at, to, p.prep.tables.sizes.hv, at.head as u32, if wide { 4 } else { 2 });
     // SAFETY: rows of this chunk; one writer for each pair.
-    unsafe {
-        if to.dtype() == DtypeCode::F32 {
-            let to = (to.addr as *mut f32).wrapping_add(first);
-            let store = |to: *mut f32, x: [f32; 2]| ptx::st_global_v2_f32(to, x[0], x[1]);
-            if rows >= 8 {
-                repeat!(I in 8 => { store(to.wrapping_add(I * hv * CHANNELS), x[I]); });
-            } else {
-                repeat!(I in 8 => { if (I as u32) < rows { store(to.wrapping_add(I * hv * CHANNELS), x[I]); } });
-            }
-        } else {
-            let to = (to.addr as *mut u32).wrapping_add(first / 2);
-            let store = |to: *mut u32, x: [f32; 2]| ptx::st_global_u32(to, ptx::cvt_rn_bf16x2_f32(x[1], x[0]));
-            if rows >= 8 {
-                repeat!(I in 8 => { store(to.wrapping_add(I * hv * CHANNELS / 2), x[I]); });
-            } else {
-                repeat!(I in 8 => { if (I as u32) < rows { store(to.wrapping_add(I * hv * CHANNELS / 2), x[I]); } });
-            }
-        }
-    }
+    unsafe { rows.store(wide, x) };
 }
 
 /// Gradients of the rows of q and k as they were given, through their norms: with x such a row, r the factor that makes its norm 1, and d its
@@ -201,20 +183,19 @@ unsafe fn through_channel_gates<G: Gate>(p: &GradParams, at: &Place, g: &mut Gra
     unsafe {
         let slopes = Slopes::of::<G>(&p.prep, at);
         if !slopes.given() {
-            let x = given::<G>(&p.prep, at);
-            let (mut d_bias, mut d_a_log) = ([0f32; 2], 0f32);
+            let x = given(&p.prep, at);
+            // Rows beyond the chunk hold what later tokens would get.
+            if 8 * at.s + 8 > at.len {
+                repeat!(I in 8 => { if 8 * at.s + I as u32 >= at.len { g.dg[I] = [0.0; 2]; } });
+            }
+            let (mut d_bias, mut share) = ([0f32; 2], 0f32);
             repeat!(I in 8 => {
-                let [d0, share0] = slopes.back(g.dg[I][0], x[I][0], 0);
-                let [d1, share1] = slopes.back(g.dg[I][1], x[I][1], 1);
-                g.dg[I] = [d0, d1];
-                // Rows beyond the chunk hold what later tokens would get.
-                if 8 * at.s + (I as u32) < at.len {
-                    d_bias = plus(d_bias, g.dg[I]);
-                    d_a_log += share0 + share1;
-                }
+                let d0 = slopes.back(g.dg[I][0], x[I][0], 0, &mut share);
+                g.dg[I] = [d0, slopes.back(g.dg[I][1], x[I][1], 1, &mut share)];
+                d_bias = plus(d_bias, g.dg[I]);
             });
             ptx::st_shared_v2_f32(at.base + BIAS_SHARES + (at.s * 128 + at.channel) * 4, d_bias[0], d_bias[1]);
-            let sum = warp_sum(d_a_log);
+            let sum = warp_sum(slopes.of_a_log(share));
             if at.lane == 0 {
                 ptx::st_shared_f32(at.base + WARP_SUMS + at.warp * 4, sum);
             }
@@ -251,7 +232,8 @@ unsafe fn of_token<G: Gate>(p: &GradParams, at: &Place) {
             let mut share = 0.0;
             if !slopes.given() {
                 let x = if valid { element(&p.prep.g, place) } else { 0.0 };
-                [dg, share] = slopes.back(dg, x, 0);
+                dg = slopes.back(dg, x, 0, &mut share);
+                share = slopes.of_a_log(share);
             }
             if valid {
                 ptx::st_global_f32((p.dg.addr as *mut f32).wrapping_add(place), dg);

@@ -31,6 +31,8 @@ mod pairs;
 #[cfg(any(target_arch = "nvptx64", emulated))]
 mod products;
 #[cfg(any(target_arch = "nvptx64", emulated))]
+mod rows;
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod stage;
 
 #[cfg(any(target_arch = "nvptx64", emulated))]

@@ -196,7 +196,8 @@ unsafe fn store_d_v(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place, x: &[f32
                 let r = row + 8 * H as u32;
                 let from = v + r * 128 + ((J as u32 ^ (r % 8)) << 4) + (at.lane % 4) * 4;
                 let [a, b] = unpack(ptx::ld_shared_u32(from));
-                dots[H] += x[4 * J + 2 * H] * a + x[4 * J + 2 * H + 1] * b;
+                dots[H] = ptx::fma_rn_f32(x[4 * J + 2 * H], a, dots[H]);
+                dots[H] = ptx::fma_rn_f32(x[4 * J + 2 * H + 1], b, dots[H]);
             });
         });
         repeat!(H in 2 => {
