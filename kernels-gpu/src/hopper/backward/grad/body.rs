@@ -151,28 +151,28 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
         with_the_inverse(wg, p, &at);
         thread::sync_threads();
         columns.park(&at);
-        let mut sums = around(&at, &columns);
+        let mut sums = around::<G>(&at, &columns);
         thread::sync_threads();
-        operands(&at, &columns);
+        operands::<G>(&at, &columns);
         ptx::fence_proxy_async_shared();
         thread::sync_threads();
         let x = level_product::<4>(&at);
         stage_level::<4>(&at, &x);
         thread::sync_threads();
-        level::<4>(&at, &columns, &mut sums);
+        level::<G, 4>(&at, &columns, &mut sums);
         let x = level_product::<2>(&at);
         // The level before is read.
         thread::sync_threads();
         stage_level::<2>(&at, &x);
         thread::sync_threads();
-        level::<2>(&at, &columns, &mut sums);
+        level::<G, 2>(&at, &columns, &mut sums);
         let x = level_product::<1>(&at);
         thread::sync_threads();
         stage_level::<1>(&at, &x);
         thread::sync_threads();
-        level::<1>(&at, &columns, &mut sums);
-        let mut g = gather(&at, &columns, &sums);
-        inside(&at, &columns, &mut g);
+        level::<G, 1>(&at, &columns, &mut sums);
+        let mut g = gather::<G>(&at, &columns, &sums);
+        inside::<G>(&at, &columns, &mut g);
         finish::<G>(p, &at, &columns, &mut g);
     }
     let end_ns = wg.clock();

@@ -30,7 +30,7 @@ pub(super) struct Sums {
 pub(super) struct Gradients {
     /// Of k as given, as if the factors of rows were constants.
     pub dk: [[f32; 2]; 8],
-    /// Of g.
+    /// Of g; where it is one number for all channels, of both channels in the first place.
     pub dg: [[f32; 2]; 8],
     /// Of each token, over the two channels: k times its gradient as the left row of products with itself.
     pub of_k: [f32; 8],
@@ -52,9 +52,16 @@ pub(super) fn pin(x: &mut [[f32; 2]; 8]) {
 impl Gradients {
     /// [`pin`] of all sums.
     #[inline(always)]
-    pub fn pin(&mut self) {
+    pub fn pin<G: Gate>(&mut self) {
         pin(&mut self.dk);
-        pin(&mut self.dg);
+        if G::PER_CHANNEL {
+            pin(&mut self.dg);
+        } else {
+            let mut flat = [0f32; 8];
+            repeat!(I in 8 => { flat[I] = self.dg[I][0]; });
+            ptx::computed(&mut flat);
+            repeat!(I in 8 => { self.dg[I] = [flat[I], 0.0]; });
+        }
         ptx::computed(&mut self.of_k);
     }
 }
@@ -104,6 +111,12 @@ pub(super) fn scaled(a: [f32; 2], by: f32) -> [f32; 2] {
 #[inline(always)]
 pub(super) fn fused(a: [f32; 2], b: [f32; 2], c: [f32; 2]) -> [f32; 2] {
     [ptx::fma_rn_f32(a[0], b[0], c[0]), ptx::fma_rn_f32(a[1], b[1], c[1])]
+}
+
+/// `a . b + c` for what dg gets: of each channel, or where a gate is one number for all of them of both, in the first place.
+#[inline(always)]
+pub(super) fn dot<G: Gate>(a: [f32; 2], b: [f32; 2], c: [f32; 2]) -> [f32; 2] {
+    if G::PER_CHANNEL { fused(a, b, c) } else { [ptx::fma_rn_f32(a[0], b[0], ptx::fma_rn_f32(a[1], b[1], c[0])), 0.0] }
 }
 
 #[inline(always)]
@@ -156,18 +169,25 @@ pub(super) unsafe fn norms<const I: usize>(at: &Place) -> [f32; 2] {
     unsafe { ptx::ld_shared_v2_f32(at.base + NORMS + (8 * at.s + I as u32) * 8) }
 }
 
+/// This thread's pair of decays of a block. Where they are equal the compiler shall know it: it makes one product of two.
+#[inline(always)]
+unsafe fn decay_at<G: Gate>(from: u32) -> [f32; 2] {
+    // SAFETY: written before a barrier.
+    unsafe { if G::PER_CHANNEL { ptx::ld_shared_v2_f32(from) } else { [ptx::ld_shared_f32(from); 2] } }
+}
+
 /// Decays of this thread's channels over `count` blocks of 8 tokens from `first`, at most `MOST`.
 ///
 /// # Safety
 /// The blocks' decays were written before a barrier.
 #[inline(always)]
-pub(super) unsafe fn decay_of<const MOST: u32>(at: &Place, first: u32, count: u32) -> [f32; 2] {
+pub(super) unsafe fn decay_of<G: Gate, const MOST: u32>(at: &Place, first: u32, count: u32) -> [f32; 2] {
     let mut product = [1.0f32; 2];
     let from = at.base + TOTALS + (first * 128 + at.channel) * 4;
     repeat!(B in 8 => {
         if (B as u32) < MOST && (B as u32) < count {
             // SAFETY: by contract.
-            product = times(product, unsafe { ptx::ld_shared_v2_f32(from + B as u32 * 512) });
+            product = times(product, unsafe { decay_at::<G>(from + B as u32 * 512) });
         }
     });
     product
@@ -229,7 +249,7 @@ pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
             ptx::st_shared_f32(at.base + NORMS + (at.thread % 64) * 8 + (at.thread / 64) * 4, norm);
         }
         thread::sync_threads();
-        let mut decay = decay_of::<7>(at, 0, at.s);
+        let mut decay = decay_of::<G, 7>(at, 0, at.s);
         let to = at.base + KB + at.half * PANEL + first * 128 + own(at);
         repeat!(I in 8 => {
             decay = times(decay, e[I]);
@@ -251,14 +271,14 @@ pub(super) const fn compact(s: u32, bit: u32) -> u32 {
 /// # Safety
 /// As [`decay_of`].
 #[inline(always)]
-pub(super) unsafe fn to_boundary<const BIT: u32>(at: &Place) -> [f32; 2] {
+pub(super) unsafe fn to_boundary<G: Gate, const BIT: u32>(at: &Place) -> [f32; 2] {
     let inside = at.s & (BIT - 1);
     let (first, count) = if at.s & BIT != 0 { (at.s - inside, inside) } else { (at.s + 1, BIT - 1 - inside) };
     // SAFETY: by contract.
     unsafe {
         match BIT {
-            4 => decay_of::<3>(at, first, count),
-            2 => decay_of::<1>(at, first, count),
+            4 => decay_of::<G, 3>(at, first, count),
+            2 => decay_of::<G, 1>(at, first, count),
             _ => [1.0; 2],
         }
     }
@@ -269,21 +289,21 @@ pub(super) unsafe fn to_boundary<const BIT: u32>(at: &Place) -> [f32; 2] {
 /// # Safety
 /// By all threads; nobody reads what lay there before.
 #[inline(always)]
-pub(super) unsafe fn operands(at: &Place, columns: &Columns) {
+pub(super) unsafe fn operands<G: Gate>(at: &Place, columns: &Columns) {
     // SAFETY: by contract.
     unsafe {
-        operands_of::<4>(at, columns);
-        operands_of::<2>(at, columns);
-        operands_of::<1>(at, columns);
+        operands_of::<G, 4>(at, columns);
+        operands_of::<G, 2>(at, columns);
+        operands_of::<G, 1>(at, columns);
     }
 }
 
 #[inline(always)]
-unsafe fn operands_of<const BIT: u32>(at: &Place, columns: &Columns) {
+unsafe fn operands_of<G: Gate, const BIT: u32>(at: &Place, columns: &Columns) {
     let first = 8 * compact(at.s, BIT);
     // SAFETY: one writer for each word; decays were written before a barrier.
     unsafe {
-        let mut decay = to_boundary::<BIT>(at);
+        let mut decay = to_boundary::<G, BIT>(at);
         if at.s & BIT != 0 {
             let to = at.base + rows_at(BIT) + at.half * PANEL + first * 128 + own(at);
             repeat!(I in 8 => {
@@ -313,13 +333,13 @@ unsafe fn operands_of<const BIT: u32>(at: &Place, columns: &Columns) {
 /// # Safety
 /// The sums over rows of S D were written before a barrier.
 #[inline(always)]
-pub(super) unsafe fn common(at: &Place) -> [f32; 2] {
+pub(super) unsafe fn common<G: Gate>(at: &Place) -> [f32; 2] {
     let mut sum = [0f32; 2];
     // SAFETY: by contract.
     unsafe {
         repeat!(B in 8 => {
             sum = plus(sum, ptx::ld_shared_v2_f32(at.base + COMMON + (B as u32 * 128 + at.channel) * 4));
         });
-        times(sum, decay_of::<8>(at, 0, 8))
+        dot::<G>(sum, decay_of::<G, 8>(at, 0, 8), [0.0; 2])
     }
 }

@@ -124,7 +124,7 @@ pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Colum
         repeat!(I in 8 => {
             rows[I] = g.of_k[I];
             if !G::PER_CHANNEL {
-                rows[I + 8] = g.dg[I][0] + g.dg[I][1];
+                rows[I + 8] = g.dg[I][0];
             }
         });
         let sum = sums(rows, at.lane);

@@ -4,10 +4,11 @@ use cuda_std::ptx;
 
 use super::body::*;
 use super::columns::{
-    Columns, Gradients, Sums, begin_d_q, common, compact, d_q, decay_of, fused, norms, pin, plus, scaled, times,
+    Columns, Gradients, Sums, begin_d_q, common, compact, d_q, decay_of, dot, fused, norms, pin, plus, scaled, times,
     to_boundary,
 };
 use super::stage::pair_at;
+use crate::gate::Gate;
 use crate::hopper::repeat;
 
 /// This thread's pair in each of 8 rows of a tile.
@@ -29,7 +30,7 @@ impl Pairs {
 /// Adds gradients of rows: `decay` is that of their span before the block. Returns what dg of all earlier tokens of the span gets from
 /// all rows so far: the dot products of rows with the sums of their gradients.
 #[inline(always)]
-unsafe fn add_rows<const FIRST: bool>(
+unsafe fn add_rows<G: Gate, const FIRST: bool>(
     at: &Place,
     columns: &Columns,
     sums: &mut Sums,
@@ -52,7 +53,7 @@ unsafe fn add_rows<const FIRST: bool>(
                 fused(of_q, decay, d_q::<I>(at))
             };
             begin_d_q::<I>(at, d_q);
-            shares = fused(k, sums.rows[I], fused(q, d_q, shares));
+            shares = dot::<G>(k, sums.rows[I], dot::<G>(q, d_q, shares));
         }
     });
     pin(&mut sums.rows);
@@ -62,7 +63,7 @@ unsafe fn add_rows<const FIRST: bool>(
 /// Adds gradients of columns: `decay` is that of their span after the block. Returns what dg of all later tokens of the span gets from
 /// all columns so far.
 #[inline(always)]
-unsafe fn add_columns<const FIRST: bool>(
+unsafe fn add_columns<G: Gate, const FIRST: bool>(
     at: &Place,
     columns: &Columns,
     sums: &mut Sums,
@@ -84,7 +85,7 @@ unsafe fn add_columns<const FIRST: bool>(
                 fused(of_k, decay, sums.columns[I])
             }
         };
-        shares = fused(columns.right::<I>(), sums.columns[I], shares);
+        shares = dot::<G>(columns.right::<I>(), sums.columns[I], shares);
     });
     pin(&mut sums.columns);
     shares
@@ -92,10 +93,10 @@ unsafe fn add_columns<const FIRST: bool>(
 
 /// Leaves what a block's rows, or columns, have come to, for the other blocks of its span.
 #[inline(always)]
-unsafe fn carry(at: &Place, number: u32, sum: [f32; 2]) {
+unsafe fn carry<G: Gate>(at: &Place, number: u32, sum: [f32; 2]) {
     let to = at.base + CARRIED + number * 4096 + (at.s * 128 + at.channel) * 4;
     // SAFETY: one writer for each pair.
-    unsafe { ptx::st_shared_v2_f32(to, sum[0], sum[1]) };
+    unsafe { if G::PER_CHANNEL { ptx::st_shared_v2_f32(to, sum[0], sum[1]) } else { ptx::st_shared_f32(to, sum[0]) } };
 }
 
 /// Gradients through the states around the chunk: every token is a row and a column. With them the sums begin. They are put behind
@@ -104,17 +105,17 @@ unsafe fn carry(at: &Place, number: u32, sum: [f32; 2]) {
 /// # Safety
 /// By all threads, after a barrier of the block.
 #[inline(always)]
-pub(super) unsafe fn around(at: &Place, columns: &Columns) -> Sums {
+pub(super) unsafe fn around<G: Gate>(at: &Place, columns: &Columns) -> Sums {
     let first = 8 * at.s;
     let mut sums = Sums { rows: [[0.0; 2]; 8], columns: [[0.0; 2]; 8] };
     // SAFETY: by contract.
     unsafe {
-        let (before, after) = (decay_of::<7>(at, 0, at.s), decay_of::<7>(at, at.s + 1, 7 - at.s));
+        let (before, after) = (decay_of::<G, 7>(at, 0, at.s), decay_of::<G, 7>(at, at.s + 1, 7 - at.s));
         let rows = [Pairs::of(at, AROUND_Q, first), Pairs::of(at, AROUND_K, first)];
-        let shares = add_rows::<true>(at, columns, &mut sums, rows, before);
-        carry(at, 0, shares);
-        let shares = add_columns::<true>(at, columns, &mut sums, Pairs::of(at, AROUND_COLUMNS, first), after);
-        carry(at, 1, shares);
+        let shares = add_rows::<G, true>(at, columns, &mut sums, rows, before);
+        carry::<G>(at, 0, shares);
+        let shares = add_columns::<G, true>(at, columns, &mut sums, Pairs::of(at, AROUND_COLUMNS, first), after);
+        carry::<G>(at, 1, shares);
     }
     sums
 }
@@ -124,19 +125,19 @@ pub(super) unsafe fn around(at: &Place, columns: &Columns) -> Sums {
 /// # Safety
 /// By all threads, after a barrier of the block.
 #[inline(always)]
-pub(super) unsafe fn level<const BIT: u32>(at: &Place, columns: &Columns, sums: &mut Sums) {
+pub(super) unsafe fn level<G: Gate, const BIT: u32>(at: &Place, columns: &Columns, sums: &mut Sums) {
     let (first, tile) = (8 * compact(at.s, BIT), STAGED_LEVEL);
     // SAFETY: by contract.
     unsafe {
-        let decay = to_boundary::<BIT>(at);
+        let decay = to_boundary::<G, BIT>(at);
         let shares = if at.s & BIT != 0 {
             let rows = [Pairs::of(at, tile, first), Pairs::of(at, tile, 32 + first)];
-            add_rows::<false>(at, columns, sums, rows, decay)
+            add_rows::<G, false>(at, columns, sums, rows, decay)
         } else {
-            add_columns::<false>(at, columns, sums, Pairs::of(at, tile + STAGED, first), decay)
+            add_columns::<G, false>(at, columns, sums, Pairs::of(at, tile + STAGED, first), decay)
         };
         if BIT > 1 {
-            carry(at, if BIT == 4 { 2 } else { 3 }, shares);
+            carry::<G>(at, if BIT == 4 { 2 } else { 3 }, shares);
         }
     }
 }
@@ -144,7 +145,7 @@ pub(super) unsafe fn level<const BIT: u32>(at: &Place, columns: &Columns, sums: 
 /// What dg of this thread's tokens gets from other blocks: from a later one its rows, from an earlier one its columns, of all phases
 /// before the level at which the two part. (From that level on the other block is a row to this one's columns, or the reverse.)
 #[inline(always)]
-unsafe fn carried(at: &Place) -> [f32; 2] {
+unsafe fn carried<G: Gate>(at: &Place) -> [f32; 2] {
     let s = at.s;
     // What lies where: rows and columns around the chunk, and either of the first two levels.
     let rows = [0, if s & 4 != 0 { 2 } else { 0 }];
@@ -164,7 +165,9 @@ unsafe fn carried(at: &Place) -> [f32; 2] {
             let number = if s & BIT == 0 { of_rows } else { of_columns };
             let from = at.base + CARRIED + number * 4096 + ((s ^ APART) * 128 + at.channel) * 4;
             // SAFETY: written before a barrier.
-            sum = plus(sum, unsafe { ptx::ld_shared_v2_f32(from) });
+            let of_block =
+                unsafe { if G::PER_CHANNEL { ptx::ld_shared_v2_f32(from) } else { [ptx::ld_shared_f32(from), 0.0] } };
+            sum = plus(sum, of_block);
         }
     });
     sum
@@ -175,26 +178,27 @@ unsafe fn carried(at: &Place) -> [f32; 2] {
 /// # Safety
 /// By all threads, after a barrier of the block behind the last sums that are carried.
 #[inline(always)]
-pub(super) unsafe fn gather(at: &Place, columns: &Columns, sums: &Sums) -> Gradients {
+pub(super) unsafe fn gather<G: Gate>(at: &Place, columns: &Columns, sums: &Sums) -> Gradients {
     let mut g = Gradients { dk: [[0.0; 2]; 8], dg: [[0.0; 2]; 8], of_k: [0.0; 8] };
     // SAFETY: by contract.
-    let mut from_here = unsafe { plus(common(at), carried(at)) };
+    let mut from_here = unsafe { plus(common::<G>(at), carried::<G>(at)) };
     repeat!(J in 8 => {
         const I: usize = 7 - J;
         // SAFETY: written before barriers.
         let ([q, k], d_q) = unsafe { (columns.rows::<I>(at), d_q::<I>(at)) };
         let with_k = times(k, sums.rows[I]);
         g.of_k[I] = with_k[0] + with_k[1];
-        from_here = plus(fused(q, d_q, from_here), with_k);
+        let with_k = if G::PER_CHANNEL { with_k } else { [g.of_k[I], 0.0] };
+        from_here = plus(dot::<G>(q, d_q, from_here), with_k);
         g.dg[I] = from_here;
         g.dk[I] = plus(sums.rows[I], sums.columns[I]);
     });
     let mut before = [0f32; 2];
     repeat!(I in 8 => {
         g.dg[I] = plus(g.dg[I], before);
-        before = fused(columns.right::<I>(), sums.columns[I], before);
+        before = dot::<G>(columns.right::<I>(), sums.columns[I], before);
     });
-    g.pin();
+    g.pin::<G>();
     g
 }
 
@@ -203,8 +207,10 @@ pub(super) unsafe fn gather(at: &Place, columns: &Columns, sums: &Sums) -> Gradi
 /// # Safety
 /// By all threads, after a barrier of the block.
 #[inline(always)]
-pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
+pub(super) unsafe fn inside<G: Gate>(at: &Place, columns: &Columns, g: &mut Gradients) {
     let squares = at.base + SQUARES + at.s * 256;
+    // Of each column before the row, up to it.
+    let mut decays = [[0f32; 2]; 8];
     repeat!(I in 8 => {
         // SAFETY: written before barriers.
         let (p, n, [q, k]) = unsafe {
@@ -216,35 +222,27 @@ pub(super) unsafe fn inside(at: &Place, columns: &Columns, g: &mut Gradients) {
             (row(squares), row(squares + SQUARE_BYTES), columns.rows::<I>(at))
         };
         let (mut dq, mut of_k) = (scaled(k, p[I]), [0f32; 2]);
-        g.dk[I] = plus(g.dk[I], scaled(q, p[I]));
-        let mut shares = [[0f32; 2]; 8];
-        let mut decay = columns.e[I];
-        repeat!(M in 8 => {
-            if M < I {
-                const J: usize = if M < I { I - 1 - M } else { 0 };
-                if M > 0 {
-                    decay = times(decay, columns.e[J + 1]);
+        g.dk[I] = fused(q, [p[I]; 2], g.dk[I]);
+        let mut around = [0f32; 2];
+        repeat!(J in 8 => {
+            if J < I {
+                let decay = if J + 1 == I { columns.e[I] } else { times(decays[J], columns.e[I]) };
+                if I < 7 {
+                    decays[J] = decay;
                 }
                 let right = times(columns.right::<J>(), decay);
                 dq = fused(right, [p[J]; 2], dq);
                 of_k = fused(right, [n[J]; 2], of_k);
                 let left = fused(q, [p[J]; 2], scaled(k, n[J]));
                 g.dk[J] = fused(left, decay, g.dk[J]);
-                shares[J] = times(left, right);
-            }
-        });
-        let mut around = [0f32; 2];
-        repeat!(M in 8 => {
-            if M > 0 && M <= I {
-                around = plus(around, shares[(M + 7) % 8]);
-                g.dg[M] = plus(g.dg[M], around);
+                around = dot::<G>(left, right, around);
+                g.dg[(J + 1) % 8] = plus(g.dg[(J + 1) % 8], around);
             }
         });
         // SAFETY: begun by this thread.
         unsafe { begin_d_q::<I>(at, plus(d_q::<I>(at), dq)) };
         g.dk[I] = plus(g.dk[I], of_k);
-        let with_k = times(k, of_k);
-        g.of_k[I] += with_k[0] + with_k[1];
-        g.pin();
+        g.of_k[I] = ptx::fma_rn_f32(k[0], of_k[0], ptx::fma_rn_f32(k[1], of_k[1], g.of_k[I]));
+        g.pin::<G>();
     });
 }
