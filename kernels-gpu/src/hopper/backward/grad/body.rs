@@ -60,11 +60,16 @@ const _: () = assert!(STAGED_LEVEL + STAGED + STAGED / 2 <= PARKED[1] && PARKED_
 
 /// Small rows behind the images. Decays of blocks of 8 tokens, `[8,128]`.
 pub(super) const TOTALS: u32 = D_R + IMAGE;
-/// Sums of S D over 16 rows each, `[8,128]`.
+/// Sums of S D over 16 rows each, `[8,128]`; then, times the decay of the chunk, a share of what dg of all tokens has in common.
 pub(super) const COMMON: u32 = TOTALS + 4096;
 /// Sums over blocks of 8 tokens that other tokens' dg need, `[8,128]` each: of rows and of columns around the chunk; of rows, or columns,
 /// up to the first and up to the second level.
 pub(super) const CARRIED: u32 = COMMON + 4096;
+/// Until they are carried: decays from the chunk's start to a block, from it to the chunk's end, and between it and the middle of the
+/// chunk, `[8,128]` each.
+pub(super) const DECAY_BEFORE: u32 = CARRIED;
+pub(super) const DECAY_AFTER: u32 = CARRIED + 4096;
+pub(super) const DECAY_TO_MIDDLE: u32 = CARRIED + 2 * 4096;
 /// Scores on the diagonal, f32 `[8 blocks, 8, 8]`: dP, dN.
 pub(super) const SQUARES: u32 = CARRIED + 4 * 4096;
 /// Bytes of the squares of one.

@@ -169,28 +169,47 @@ pub(super) unsafe fn norms<const I: usize>(at: &Place) -> [f32; 2] {
     unsafe { ptx::ld_shared_v2_f32(at.base + NORMS + (8 * at.s + I as u32) * 8) }
 }
 
-/// This thread's pair of decays of a block. Where they are equal the compiler shall know it: it makes one product of two.
+/// This thread's place in small rows `[8,128]` of blocks.
 #[inline(always)]
-unsafe fn decay_at<G: Gate>(from: u32) -> [f32; 2] {
-    // SAFETY: written before a barrier.
+pub(super) fn own_pair(at: &Place, rows: u32) -> u32 {
+    at.base + rows + (at.s * 128 + at.channel) * 4
+}
+
+/// A pair of decays. Where they are equal the compiler shall know it: it makes one product of two.
+///
+/// # Safety
+/// Written before a barrier.
+#[inline(always)]
+pub(super) unsafe fn decay_at<G: Gate>(from: u32) -> [f32; 2] {
+    // SAFETY: by contract.
     unsafe { if G::PER_CHANNEL { ptx::ld_shared_v2_f32(from) } else { [ptx::ld_shared_f32(from); 2] } }
 }
 
-/// Decays of this thread's channels over `count` blocks of 8 tokens from `first`, at most `MOST`.
-///
-/// # Safety
-/// The blocks' decays were written before a barrier.
+/// What two warps do while others make the factors of rows: decays between blocks and where spans begin and end, from those of
+/// the blocks.
 #[inline(always)]
-pub(super) unsafe fn decay_of<G: Gate, const MOST: u32>(at: &Place, first: u32, count: u32) -> [f32; 2] {
-    let mut product = [1.0f32; 2];
-    let from = at.base + TOTALS + (first * 128 + at.channel) * 4;
-    repeat!(B in 8 => {
-        if (B as u32) < MOST && (B as u32) < count {
-            // SAFETY: by contract.
-            product = times(product, unsafe { decay_at::<G>(from + B as u32 * 512) });
-        }
-    });
-    product
+unsafe fn decays_between_blocks<G: Gate>(at: &Place) {
+    let pair = at.base + (at.thread % 64) * 8;
+    let mut of = [[0f32; 2]; 8];
+    // SAFETY: written before a barrier; one writer for each pair.
+    unsafe {
+        let store = |rows: u32, s: usize, x: [f32; 2]| ptx::st_shared_v2_f32(pair + rows + s as u32 * 512, x[0], x[1]);
+        repeat!(I in 8 => { of[I] = decay_at::<G>(pair + TOTALS + I as u32 * 512); });
+        let (mut before, mut after) = ([1f32; 2], [1f32; 2]);
+        repeat!(I in 8 => {
+            store(DECAY_BEFORE, I, before);
+            before = times(before, of[I]);
+            store(DECAY_AFTER, 7 - I, after);
+            after = times(after, of[7 - I]);
+        });
+        let (mut before, mut after) = ([1f32; 2], [1f32; 2]);
+        repeat!(I in 4 => {
+            store(DECAY_TO_MIDDLE, 4 + I, after);
+            after = times(after, of[4 + I]);
+            store(DECAY_TO_MIDDLE, 3 - I, before);
+            before = times(before, of[3 - I]);
+        });
+    }
 }
 
 /// This thread's channels in row `i` of 8 rows of a panel that begin at `rows`, a multiple of 1024: the permuted piece is `piece ^ i`.
@@ -240,16 +259,19 @@ pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
             ptx::st_shared_f32(at.base + SQUARE_SUMS + (number / 8) * 512 + row * 8 + at.half * 4, sum);
         }
         warp::sync();
-        ptx::st_shared_v2_f32(at.base + TOTALS + (at.s * 128 + at.channel) * 4, total[0], total[1]);
+        ptx::st_shared_v2_f32(own_pair(at, TOTALS), total[0], total[1]);
         thread::sync_threads();
         if at.thread < 128 {
             let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + at.thread * 8);
             let norm = if p.prep.l2norm != 0 { ptx::rsqrt_approx_f32(a + b + NORM_EPSILON) } else { 1.0 };
             let norm = if at.thread < 64 { norm * p.prep.scale } else { norm };
             ptx::st_shared_f32(at.base + NORMS + (at.thread % 64) * 8 + (at.thread / 64) * 4, norm);
+        } else if at.thread < 192 {
+            decays_between_blocks::<G>(at);
         }
+        warp::sync();
         thread::sync_threads();
-        let mut decay = decay_of::<G, 7>(at, 0, at.s);
+        let mut decay = decay_at::<G>(own_pair(at, DECAY_BEFORE));
         let to = at.base + KB + at.half * PANEL + first * 128 + own(at);
         repeat!(I in 8 => {
             decay = times(decay, e[I]);
@@ -265,20 +287,19 @@ pub(super) const fn compact(s: u32, bit: u32) -> u32 {
     (s & (bit - 1)) | ((s >> 1) & !(bit - 1))
 }
 
-/// Decay of this thread's channels between its block and the boundary in the middle of its span, at the level of `bit`: since it for rows,
+/// Decay of this thread's channels between its block and the boundary in the middle of its span, at the level of `BIT`: since it for rows,
 /// up to it for columns.
 ///
 /// # Safety
-/// As [`decay_of`].
+/// Decays of and between blocks were written before a barrier, and nothing is carried from the first level yet where that is asked for.
 #[inline(always)]
 pub(super) unsafe fn to_boundary<G: Gate, const BIT: u32>(at: &Place) -> [f32; 2] {
-    let inside = at.s & (BIT - 1);
-    let (first, count) = if at.s & BIT != 0 { (at.s - inside, inside) } else { (at.s + 1, BIT - 1 - inside) };
     // SAFETY: by contract.
     unsafe {
         match BIT {
-            4 => decay_of::<G, 3>(at, first, count),
-            2 => decay_of::<G, 1>(at, first, count),
+            4 => decay_at::<G>(own_pair(at, DECAY_TO_MIDDLE)),
+            // The block between, where there is one, is the other of its pair.
+            2 if (at.s & 1 != 0) == (at.s & 2 != 0) => decay_at::<G>(own_pair(at, TOTALS) ^ 512),
             _ => [1.0; 2],
         }
     }
@@ -324,22 +345,5 @@ unsafe fn operands_of<G: Gate, const BIT: u32>(at: &Place, columns: &Columns) {
                 ptx::st_shared_u32(in_row(to, I as u32), pack(times(k, decay)));
             });
         }
-    }
-}
-
-/// What dg of all tokens has in common, from the states around the chunk: sum over V of S D, times the decay of the chunk. Of
-/// this thread's channels.
-///
-/// # Safety
-/// The sums over rows of S D were written before a barrier.
-#[inline(always)]
-pub(super) unsafe fn common<G: Gate>(at: &Place) -> [f32; 2] {
-    let mut sum = [0f32; 2];
-    // SAFETY: by contract.
-    unsafe {
-        repeat!(B in 8 => {
-            sum = plus(sum, ptx::ld_shared_v2_f32(at.base + COMMON + (B as u32 * 128 + at.channel) * 4));
-        });
-        dot::<G>(sum, decay_of::<G, 8>(at, 0, 8), [0.0; 2])
     }
 }

@@ -189,11 +189,8 @@ unsafe fn through_channel_gates<G: Gate>(p: &GradParams, at: &Place, g: &mut Gra
                 repeat!(I in 8 => { if 8 * at.s + I as u32 >= at.len { g.dg[I] = [0.0; 2]; } });
             }
             let (mut d_bias, mut share) = ([0f32; 2], 0f32);
-            repeat!(I in 8 => {
-                let d0 = slopes.back(g.dg[I][0], x[I][0], 0, &mut share);
-                g.dg[I] = [d0, slopes.back(g.dg[I][1], x[I][1], 1, &mut share)];
-                d_bias = plus(d_bias, g.dg[I]);
-            });
+            slopes.back_all(&mut g.dg, &x, &mut share);
+            repeat!(I in 8 => { d_bias = plus(d_bias, g.dg[I]); });
             ptx::st_shared_v2_f32(at.base + BIAS_SHARES + (at.s * 128 + at.channel) * 4, d_bias[0], d_bias[1]);
             let sum = warp_sum(slopes.of_a_log(share));
             if at.lane == 0 {

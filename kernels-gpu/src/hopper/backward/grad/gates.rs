@@ -137,14 +137,42 @@ impl Slopes {
     /// From dg and what was given for channel `c`: its gradient. Adds to `share` what [`Self::of_a_log`] makes A_log's of.
     #[inline(always)]
     pub fn back(&self, dg: f32, x: f32, c: usize, share: &mut f32) -> f32 {
+        if self.softplus { self.back_of_softplus(dg, x, c, share) } else { self.back_of_bounded(dg, x, c, share) }
+    }
+
+    #[inline(always)]
+    fn back_of_softplus(&self, dg: f32, x: f32, c: usize, share: &mut f32) -> f32 {
+        let z = (x + self.bias[c]) * LOG2_E;
+        let u = ptx::ex2_approx_ftz_f32(z);
+        // As `log2_softplus`; and sigmoid is u / (1 + u).
+        let large = z > 30.0;
+        let softplus = if large { z } else { ptx::lg2_approx_ftz_f32(1.0 + u) };
+        let sigmoid = if large { 1.0 } else { u * ptx::rcp_approx_ftz_f32(1.0 + u) };
+        *share = ptx::fma_rn_f32(dg, softplus, *share);
+        -self.a * dg * sigmoid
+    }
+
+    #[inline(always)]
+    fn back_of_bounded(&self, dg: f32, x: f32, c: usize, share: &mut f32) -> f32 {
         let z = x + self.bias[c];
+        let d = dg * (self.bound * self.a) * sigmoid_slope(self.a * z);
+        *share = ptx::fma_rn_f32(d, z, *share);
+        d
+    }
+
+    /// [`Self::back`] of this thread's tokens and channels.
+    #[inline(always)]
+    pub fn back_all(&self, dg: &mut [[f32; 2]; 8], x: &[[f32; 2]; 8], share: &mut f32) {
         if self.softplus {
-            *share = ptx::fma_rn_f32(dg, log2_softplus(z), *share);
-            -self.a * dg * sigmoid(z)
+            repeat!(I in 8 => {
+                let first = self.back_of_softplus(dg[I][0], x[I][0], 0, share);
+                dg[I] = [first, self.back_of_softplus(dg[I][1], x[I][1], 1, share)];
+            });
         } else {
-            let d = dg * (self.bound * self.a) * sigmoid_slope(self.a * z);
-            *share = ptx::fma_rn_f32(d, z, *share);
-            d
+            repeat!(I in 8 => {
+                let first = self.back_of_bounded(dg[I][0], x[I][0], 0, share);
+                dg[I] = [first, self.back_of_bounded(dg[I][1], x[I][1], 1, share)];
+            });
         }
     }
 

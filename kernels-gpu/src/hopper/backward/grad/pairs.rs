@@ -4,7 +4,7 @@ use cuda_std::ptx;
 
 use super::body::*;
 use super::columns::{
-    Columns, Gradients, Sums, begin_d_q, common, compact, d_q, decay_of, dot, fused, norms, pin, plus, scaled, times,
+    Columns, Gradients, Sums, begin_d_q, compact, d_q, decay_at, dot, fused, norms, own_pair, pin, plus, scaled, times,
     to_boundary,
 };
 use super::stage::pair_at;
@@ -28,7 +28,7 @@ impl Pairs {
 }
 
 /// Adds gradients of rows: `decay` is that of their span before the block. Returns what dg of all earlier tokens of the span gets from
-/// all rows so far: the dot products of rows with the sums of their gradients.
+/// all rows so far, `shares` with it: the dot products of rows with the sums of their gradients.
 #[inline(always)]
 unsafe fn add_rows<G: Gate, const FIRST: bool>(
     at: &Place,
@@ -36,8 +36,8 @@ unsafe fn add_rows<G: Gate, const FIRST: bool>(
     sums: &mut Sums,
     of: [Pairs; 2],
     mut decay: [f32; 2],
+    mut shares: [f32; 2],
 ) -> [f32; 2] {
-    let mut shares = [0f32; 2];
     repeat!(I in 8 => {
         decay = times(decay, columns.e[I]);
         // SAFETY: written before barriers.
@@ -61,7 +61,7 @@ unsafe fn add_rows<G: Gate, const FIRST: bool>(
 }
 
 /// Adds gradients of columns: `decay` is that of their span after the block. Returns what dg of all later tokens of the span gets from
-/// all columns so far.
+/// all columns so far, and `shares` with it.
 #[inline(always)]
 unsafe fn add_columns<G: Gate, const FIRST: bool>(
     at: &Place,
@@ -69,8 +69,8 @@ unsafe fn add_columns<G: Gate, const FIRST: bool>(
     sums: &mut Sums,
     of: Pairs,
     mut decay: [f32; 2],
+    mut shares: [f32; 2],
 ) -> [f32; 2] {
-    let mut shares = [0f32; 2];
     repeat!(J in 8 => {
         const I: usize = 7 - J;
         if J > 0 {
@@ -93,10 +93,17 @@ unsafe fn add_columns<G: Gate, const FIRST: bool>(
 
 /// Leaves what a block's rows, or columns, have come to, for the other blocks of its span.
 #[inline(always)]
-unsafe fn carry<G: Gate>(at: &Place, number: u32, sum: [f32; 2]) {
-    let to = at.base + CARRIED + number * 4096 + (at.s * 128 + at.channel) * 4;
+unsafe fn leave<G: Gate>(at: &Place, rows: u32, sum: [f32; 2]) {
+    let to = own_pair(at, rows);
     // SAFETY: one writer for each pair.
     unsafe { if G::PER_CHANNEL { ptx::st_shared_v2_f32(to, sum[0], sum[1]) } else { ptx::st_shared_f32(to, sum[0]) } };
+}
+
+/// What was left for dg.
+#[inline(always)]
+unsafe fn left<G: Gate>(from: u32) -> [f32; 2] {
+    // SAFETY: written before a barrier, or by this thread.
+    unsafe { if G::PER_CHANNEL { ptx::ld_shared_v2_f32(from) } else { [ptx::ld_shared_f32(from), 0.0] } }
 }
 
 /// Gradients through the states around the chunk: every token is a row and a column. With them the sums begin. They are put behind
@@ -110,12 +117,17 @@ pub(super) unsafe fn around<G: Gate>(at: &Place, columns: &Columns) -> Sums {
     let mut sums = Sums { rows: [[0.0; 2]; 8], columns: [[0.0; 2]; 8] };
     // SAFETY: by contract.
     unsafe {
-        let (before, after) = (decay_of::<G, 7>(at, 0, at.s), decay_of::<G, 7>(at, at.s + 1, 7 - at.s));
+        let (before, after) = (decay_at::<G>(own_pair(at, DECAY_BEFORE)), decay_at::<G>(own_pair(at, DECAY_AFTER)));
+        // All dg have the sum over V of S D in common, times the decay of the chunk. Everybody gets a sum from every other block, so
+        // each block adds its share to whatever it leaves.
+        let decay = times(times(before, decay_at::<G>(own_pair(at, TOTALS))), after);
+        let share = dot::<G>(ptx::ld_shared_v2_f32(own_pair(at, COMMON)), decay, [0.0; 2]);
+        leave::<G>(at, COMMON, share);
         let rows = [Pairs::of(at, AROUND_Q, first), Pairs::of(at, AROUND_K, first)];
-        let shares = add_rows::<G, true>(at, columns, &mut sums, rows, before);
-        carry::<G>(at, 0, shares);
-        let shares = add_columns::<G, true>(at, columns, &mut sums, Pairs::of(at, AROUND_COLUMNS, first), after);
-        carry::<G>(at, 1, shares);
+        let shares = add_rows::<G, true>(at, columns, &mut sums, rows, before, share);
+        leave::<G>(at, CARRIED, shares);
+        let shares = add_columns::<G, true>(at, columns, &mut sums, Pairs::of(at, AROUND_COLUMNS, first), after, share);
+        leave::<G>(at, CARRIED + 4096, shares);
     }
     sums
 }
@@ -130,14 +142,15 @@ pub(super) unsafe fn level<G: Gate, const BIT: u32>(at: &Place, columns: &Column
     // SAFETY: by contract.
     unsafe {
         let decay = to_boundary::<G, BIT>(at);
+        let share = if BIT > 1 { left::<G>(own_pair(at, COMMON)) } else { [0.0; 2] };
         let shares = if at.s & BIT != 0 {
             let rows = [Pairs::of(at, tile, first), Pairs::of(at, tile, 32 + first)];
-            add_rows::<G, false>(at, columns, sums, rows, decay)
+            add_rows::<G, false>(at, columns, sums, rows, decay, share)
         } else {
-            add_columns::<G, false>(at, columns, sums, Pairs::of(at, tile + STAGED, first), decay)
+            add_columns::<G, false>(at, columns, sums, Pairs::of(at, tile + STAGED, first), decay, share)
         };
         if BIT > 1 {
-            carry::<G>(at, if BIT == 4 { 2 } else { 3 }, shares);
+            leave::<G>(at, CARRIED + if BIT == 4 { 2 * 4096 } else { 3 * 4096 }, shares);
         }
     }
 }
@@ -165,9 +178,7 @@ unsafe fn carried<G: Gate>(at: &Place) -> [f32; 2] {
             let number = if s & BIT == 0 { of_rows } else { of_columns };
             let from = at.base + CARRIED + number * 4096 + ((s ^ APART) * 128 + at.channel) * 4;
             // SAFETY: written before a barrier.
-            let of_block =
-                unsafe { if G::PER_CHANNEL { ptx::ld_shared_v2_f32(from) } else { [ptx::ld_shared_f32(from), 0.0] } };
-            sum = plus(sum, of_block);
+            sum = plus(sum, unsafe { left::<G>(from) });
         }
     });
     sum
@@ -181,7 +192,7 @@ unsafe fn carried<G: Gate>(at: &Place) -> [f32; 2] {
 pub(super) unsafe fn gather<G: Gate>(at: &Place, columns: &Columns, sums: &Sums) -> Gradients {
     let mut g = Gradients { dk: [[0.0; 2]; 8], dg: [[0.0; 2]; 8], of_k: [0.0; 8] };
     // SAFETY: by contract.
-    let mut from_here = unsafe { plus(common::<G>(at), carried::<G>(at)) };
+    let mut from_here = unsafe { plus(left::<G>(own_pair(at, COMMON)), carried::<G>(at)) };
     repeat!(J in 8 => {
         const I: usize = 7 - J;
         // SAFETY: written before barriers.
@@ -226,10 +237,8 @@ pub(super) unsafe fn inside<G: Gate>(at: &Place, columns: &Columns, g: &mut Grad
         let mut around = [0f32; 2];
         repeat!(J in 8 => {
             if J < I {
-                let decay = if J + 1 == I { columns.e[I] } else { times(decays[J], columns.e[I]) };
-                if I < 7 {
-                    decays[J] = decay;
-                }
+                decays[J] = if J + 1 == I { columns.e[I] } else { times(decays[J], columns.e[I]) };
+                let decay = decays[J];
                 let right = times(columns.right::<J>(), decay);
                 dq = fused(right, [p[J]; 2], dq);
                 of_k = fused(right, [n[J]; 2], of_k);

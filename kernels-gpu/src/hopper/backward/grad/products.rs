@@ -4,7 +4,7 @@
 use cuda_std::{ptx, warp};
 
 use super::body::*;
-use super::columns::{fused, in_row, own};
+use super::columns::{fused, in_row, own, own_pair};
 use super::stage::{corner, put, scatter, scores_at, stage};
 use crate::hopper::{CHANNELS, IMAGE, PANEL, by_columns, by_rows, column_step, repeat, row_step, unpack, wait};
 use crate::params::GradParams;
@@ -75,7 +75,7 @@ unsafe fn dots_of_states(at: &Place) {
             let (s, d) = (unpack(ptx::ld_shared_u32(from)), unpack(ptx::ld_shared_u32(from + (D - S))));
             sum = fused(s, d, sum);
         });
-        ptx::st_shared_v2_f32(at.base + COMMON + (at.s * 128 + at.channel) * 4, sum[0], sum[1]);
+        ptx::st_shared_v2_f32(own_pair(at, COMMON), sum[0], sum[1]);
     }
 }
 
