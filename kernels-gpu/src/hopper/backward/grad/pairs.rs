@@ -227,7 +227,8 @@ pub(super) unsafe fn inside<G: Gate>(at: &Place, columns: &Columns, g: &mut Grad
         let (p, n, [q, k]) = unsafe {
             let row = |x: u32| {
                 let x = x + I as u32 * 32;
-                let ([a, b, c, d], [e, f, g, h]) = (ptx::ld_shared_v4_f32(x), ptx::ld_shared_v4_f32(x + 16));
+                let [a, b, c, d] = ptx::ld_shared_v4_f32(x);
+                let [e, f, g, h] = if I < 4 { [0.0; 4] } else { ptx::ld_shared_v4_f32(x + 16) };
                 [a, b, c, d, e, f, g, h]
             };
             (row(squares), row(squares + SQUARE_BYTES), columns.rows::<I>(at))

@@ -27,8 +27,10 @@ pub(super) fn pair_at(tile: u32, row: u32, channel: u32) -> u32 {
 #[inline(always)]
 pub(super) unsafe fn stage(at: &Place, x: &[f32; 32], tile: u32, half: u32) {
     let (row, column) = corner(at);
+    let first = pair_at(tile, row, 64 * half + column);
     repeat!(J in 8 => {
-        let to = pair_at(tile, row, 64 * half + 8 * J as u32 + column);
+        // Tiles begin at multiples of 512, so this is the place of channel 64 half + 8 J + column: groups of 8 are permuted in fours.
+        let to = (first ^ ((J as u32 % 4) << 5)) + (J as u32 / 4) * 128;
         // SAFETY: by contract; one writer for each pair.
         unsafe {
             ptx::st_shared_v2_f32(to, x[4 * J], x[4 * J + 1]);
@@ -82,6 +84,8 @@ pub(super) const fn scores_at(bit: u32) -> (u32, u32) {
 pub(super) unsafe fn scatter<const K: bool>(at: &Place, x: &[f32; 32]) {
     let (row, column) = (at.lane / 4, 2 * (at.lane % 4));
     let (first, squares) = if K { (32, SQUARES + SQUARE_BYTES) } else { (0, SQUARES) };
+    // In row `row` of 8, piece `row ^ piece` begins at what this is with `piece` exchanged.
+    let in_rows = row * 128 + (row << 4) + column * 2;
     let norms = at.base + NORMS;
     let of_rows = norms + (16 * (at.warp % 4) + row) * 8 + if K { 4 } else { 0 };
     // SAFETY: by contract.
@@ -100,9 +104,9 @@ pub(super) unsafe fn scatter<const K: bool>(at: &Place, x: &[f32; 32]) {
                     let apart = r ^ c;
                     let bit = if apart >= 4 { 4 } else { apart & 2 | (apart < 2) as u32 };
                     let (panel, from) = scores_at(bit);
-                    let to_row = first + 8 * super::columns::compact(r, bit) + row;
+                    let rows = at.base + panel + (first + 8 * super::columns::compact(r, bit)) * 128;
                     let piece = from + super::columns::compact(c, bit);
-                    let to = at.base + panel + to_row * 128 + ((piece ^ row) << 4) + column * 2;
+                    let to = rows + (in_rows ^ (piece << 4));
                     ptx::st_shared_u32(to, ptx::cvt_rn_bf16x2_f32(b, a));
                 }
             }
