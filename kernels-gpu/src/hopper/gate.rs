@@ -52,5 +52,5 @@ pub(super) unsafe fn bias<G: Gate>(p: &PrepParams, head: usize, channel: usize) 
 #[inline(always)]
 pub(super) fn log2_softplus(x: f32) -> f32 {
     let z = x * LOG2_E;
-    if z > 30.0 { z } else { ptx::lg2_approx_f32(1.0 + ptx::ex2_approx_ftz_f32(z)) }
+    if z > 30.0 { z } else { ptx::lg2_approx_ftz_f32(1.0 + ptx::ex2_approx_ftz_f32(z)) }
 }

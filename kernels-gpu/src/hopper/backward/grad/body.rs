@@ -2,9 +2,9 @@
 
 use cuda_std::{ptx, thread, warp};
 
-use super::columns::{Columns, Gradients, load, operands, start};
+use super::columns::{Columns, load, operands};
 use super::finish::finish;
-use super::pairs::{around, inside, level};
+use super::pairs::{around, gather, inside, level};
 use super::products::{level_product, over_values, stage_around, stage_level, through_the_inverse, with_the_inverse};
 use super::{SHARED, WARPGROUPS};
 use crate::gate::Gate;
@@ -60,11 +60,16 @@ const _: () = assert!(STAGED_LEVEL + STAGED + STAGED / 2 <= PARKED[1] && PARKED_
 
 /// Small rows behind the images. Decays of blocks of 8 tokens, `[8,128]`.
 pub(super) const TOTALS: u32 = D_R + IMAGE;
-/// Sums of S D over 16 rows each, `[8,128]`.
+/// Sums of S D over 16 rows each, `[8,128]`; then, times the decay of the chunk, a share of what dg of all tokens has in common.
 pub(super) const COMMON: u32 = TOTALS + 4096;
-/// Sums over blocks of 8 tokens that other tokens' dg need, `[8,128]` each: rows and columns around the chunk, then the first
-/// two levels.
+/// Sums over blocks of 8 tokens that other tokens' dg need, `[8,128]` each: of rows and of columns around the chunk; of rows, or columns,
+/// up to the first and up to the second level.
 pub(super) const CARRIED: u32 = COMMON + 4096;
+/// Until they are carried: decays from the chunk's start to a block, from it to the chunk's end, and between it and the middle of the
+/// chunk, `[8,128]` each.
+pub(super) const DECAY_BEFORE: u32 = CARRIED;
+pub(super) const DECAY_AFTER: u32 = CARRIED + 4096;
+pub(super) const DECAY_TO_MIDDLE: u32 = CARRIED + 2 * 4096;
 /// Scores on the diagonal, f32 `[8 blocks, 8, 8]`: dP, dN.
 pub(super) const SQUARES: u32 = CARRIED + 4 * 4096;
 /// Bytes of the squares of one.
@@ -151,28 +156,28 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
         with_the_inverse(wg, p, &at);
         thread::sync_threads();
         columns.park(&at);
-        let mut g: Gradients = start(&at);
-        around(&at, &columns, &mut g);
+        let mut sums = around::<G>(&at, &columns);
         thread::sync_threads();
-        operands(&at, &columns);
+        operands::<G>(&at, &columns);
         ptx::fence_proxy_async_shared();
         thread::sync_threads();
         let x = level_product::<4>(&at);
         stage_level::<4>(&at, &x);
-        inside(&at, &columns, &mut g);
         thread::sync_threads();
-        level::<4>(&at, &columns, &mut g);
+        level::<G, 4>(&at, &columns, &mut sums);
         let x = level_product::<2>(&at);
         // The level before is read.
         thread::sync_threads();
         stage_level::<2>(&at, &x);
         thread::sync_threads();
-        level::<2>(&at, &columns, &mut g);
+        level::<G, 2>(&at, &columns, &mut sums);
         let x = level_product::<1>(&at);
         thread::sync_threads();
         stage_level::<1>(&at, &x);
         thread::sync_threads();
-        level::<1>(&at, &columns, &mut g);
+        level::<G, 1>(&at, &columns, &mut sums);
+        let mut g = gather::<G>(&at, &columns, &sums);
+        inside::<G>(&at, &columns, &mut g);
         finish::<G>(p, &at, &columns, &mut g);
     }
     let end_ns = wg.clock();

@@ -3,9 +3,10 @@
 use cuda_std::{ptx, thread, warp};
 
 use super::body::*;
-use super::gates::{given, log2_decays};
+use super::gates::decays;
+use super::rows::Rows;
 use crate::gate::Gate;
-use crate::hopper::{CHANNELS, PANEL, repeat, sums, unpack};
+use crate::hopper::{PANEL, repeat, sums, unpack};
 use crate::params::GradParams;
 use crate::prep::NORM_EPSILON;
 
@@ -18,11 +19,18 @@ pub(super) struct Columns {
     pub e: [[f32; 2]; 8],
 }
 
-/// Sums of a thread's gradients, but for dq.
+/// Sums over products of tokens of different blocks, but for dq: of k, as given, where it is the left row and where it is the right
+/// column. What dg gets from them follows from the sums alone.
+pub(super) struct Sums {
+    pub rows: [[f32; 2]; 8],
+    pub columns: [[f32; 2]; 8],
+}
+
+/// A thread's gradients, but for dq.
 pub(super) struct Gradients {
-    /// Of k, normalised.
+    /// Of k as given, as if the factors of rows were constants.
     pub dk: [[f32; 2]; 8],
-    /// Of g.
+    /// Of g; where it is one number for all channels, of both channels in the first place.
     pub dg: [[f32; 2]; 8],
     /// Of each token, over the two channels: k times its gradient as the left row of products with itself.
     pub of_k: [f32; 8],
@@ -44,14 +52,21 @@ pub(super) fn pin(x: &mut [[f32; 2]; 8]) {
 impl Gradients {
     /// [`pin`] of all sums.
     #[inline(always)]
-    pub fn pin(&mut self) {
+    pub fn pin<G: Gate>(&mut self) {
         pin(&mut self.dk);
-        pin(&mut self.dg);
+        if G::PER_CHANNEL {
+            pin(&mut self.dg);
+        } else {
+            let mut flat = [0f32; 8];
+            repeat!(I in 8 => { flat[I] = self.dg[I][0]; });
+            ptx::computed(&mut flat);
+            repeat!(I in 8 => { self.dg[I] = [flat[I], 0.0]; });
+        }
         ptx::computed(&mut self.of_k);
     }
 }
 
-/// Where this thread's sums for dq (of scale q, normalised) wait, of its first token: they are needed too seldom to hold registers.
+/// Where this thread's sums for dq (of q as given, as if the factors of rows were constants) wait, of its first token: they are needed too seldom to hold registers.
 #[inline(always)]
 fn waiting(at: &Place) -> u32 {
     at.base + PARKED_D_Q + at.s * 4096 + at.channel * 4
@@ -98,35 +113,33 @@ pub(super) fn fused(a: [f32; 2], b: [f32; 2], c: [f32; 2]) -> [f32; 2] {
     [ptx::fma_rn_f32(a[0], b[0], c[0]), ptx::fma_rn_f32(a[1], b[1], c[1])]
 }
 
+/// `a . b + c` for what dg gets: of each channel, or where a gate is one number for all of them of both, in the first place.
+#[inline(always)]
+pub(super) fn dot<G: Gate>(a: [f32; 2], b: [f32; 2], c: [f32; 2]) -> [f32; 2] {
+    if G::PER_CHANNEL { fused(a, b, c) } else { [ptx::fma_rn_f32(a[0], b[0], ptx::fma_rn_f32(a[1], b[1], c[0])), 0.0] }
+}
+
 #[inline(always)]
 fn pack(a: [f32; 2]) -> u32 {
     ptx::cvt_rn_bf16x2_f32(a[1], a[0])
 }
 
 impl Columns {
-    /// q (normalised, with the scale) and k (normalised) of token `I`.
+    /// q and k of token `I`, as given.
     ///
     /// # Safety
-    /// The norms were written before a barrier, and q was [parked](Self::park) by this thread.
+    /// q was [parked](Self::park) by this thread.
     #[inline(always)]
     pub unsafe fn rows<const I: usize>(&self, at: &Place) -> [[f32; 2]; 2] {
         // SAFETY: by contract.
-        unsafe {
-            let [norm_q, norm_k] = ptx::ld_shared_v2_f32(at.base + NORMS + (8 * at.s + I as u32) * 8);
-            let q = ptx::ld_shared_u32(parked(at) + I as u32 * 128);
-            [scaled(unpack(q), norm_q), scaled(unpack(self.k[I]), norm_k)]
-        }
+        let q = unsafe { ptx::ld_shared_u32(parked(at) + I as u32 * 128) };
+        [unpack(q), self.right::<I>()]
     }
 
-    /// k (normalised) of token `I`.
-    ///
-    /// # Safety
-    /// The norms were written before a barrier.
+    /// k of token `I`, as given.
     #[inline(always)]
-    pub unsafe fn right<const I: usize>(&self, at: &Place) -> [f32; 2] {
-        // SAFETY: by contract.
-        let norm = unsafe { ptx::ld_shared_f32(at.base + NORMS + (8 * at.s + I as u32) * 8 + 4) };
-        scaled(unpack(self.k[I]), norm)
+    pub fn right<const I: usize>(&self) -> [f32; 2] {
+        unpack(self.k[I])
     }
 
     /// Puts q where only this thread reads it: it is not needed often enough to hold registers.
@@ -146,21 +159,57 @@ fn parked(at: &Place) -> u32 {
     at.base + if at.half == 0 { PARKED[0] } else { PARKED[1] } + at.s * 1024 + at.lane * 4
 }
 
-/// Decays of this thread's channels over `count` blocks of 8 tokens from `first`, at most `MOST`.
+/// Factors of the rows of q (its norm's, and the scale) and of k of token `I` of this thread.
 ///
 /// # Safety
-/// The blocks' decays were written before a barrier.
+/// They were written before a barrier.
 #[inline(always)]
-pub(super) unsafe fn decay_of<const MOST: u32>(at: &Place, first: u32, count: u32) -> [f32; 2] {
-    let mut product = [1.0f32; 2];
-    let from = at.base + TOTALS + (first * 128 + at.channel) * 4;
-    repeat!(B in 8 => {
-        if (B as u32) < MOST && (B as u32) < count {
-            // SAFETY: by contract.
-            product = times(product, unsafe { ptx::ld_shared_v2_f32(from + B as u32 * 512) });
-        }
-    });
-    product
+pub(super) unsafe fn norms<const I: usize>(at: &Place) -> [f32; 2] {
+    // SAFETY: by contract.
+    unsafe { ptx::ld_shared_v2_f32(at.base + NORMS + (8 * at.s + I as u32) * 8) }
+}
+
+/// This thread's place in small rows `[8,128]` of blocks.
+#[inline(always)]
+pub(super) fn own_pair(at: &Place, rows: u32) -> u32 {
+    at.base + rows + (at.s * 128 + at.channel) * 4
+}
+
+/// A pair of decays. Where they are equal the compiler shall know it: it makes one product of two.
+///
+/// # Safety
+/// Written before a barrier.
+#[inline(always)]
+pub(super) unsafe fn decay_at<G: Gate>(from: u32) -> [f32; 2] {
+    // SAFETY: by contract.
+    unsafe { if G::PER_CHANNEL { ptx::ld_shared_v2_f32(from) } else { [ptx::ld_shared_f32(from); 2] } }
+}
+
+/// What two warps do while others make the factors of rows: decays between blocks and where spans begin and end, from those of
+/// the blocks.
+#[inline(always)]
+unsafe fn decays_between_blocks<G: Gate>(at: &Place) {
+    let pair = at.base + (at.thread % 64) * 8;
+    let mut of = [[0f32; 2]; 8];
+    // SAFETY: written before a barrier; one writer for each pair.
+    unsafe {
+        let store = |rows: u32, s: usize, x: [f32; 2]| ptx::st_shared_v2_f32(pair + rows + s as u32 * 512, x[0], x[1]);
+        repeat!(I in 8 => { of[I] = decay_at::<G>(pair + TOTALS + I as u32 * 512); });
+        let (mut before, mut after) = ([1f32; 2], [1f32; 2]);
+        repeat!(I in 8 => {
+            store(DECAY_BEFORE, I, before);
+            before = times(before, of[I]);
+            store(DECAY_AFTER, 7 - I, after);
+            after = times(after, of[7 - I]);
+        });
+        let (mut before, mut after) = ([1f32; 2], [1f32; 2]);
+        repeat!(I in 4 => {
+            store(DECAY_TO_MIDDLE, 4 + I, after);
+            after = times(after, of[4 + I]);
+            store(DECAY_TO_MIDDLE, 3 - I, before);
+            before = times(before, of[3 - I]);
+        });
+    }
 }
 
 /// This thread's channels in row `i` of 8 rows of a panel that begin at `rows`, a multiple of 1024: the permuted piece is `piece ^ i`.
@@ -186,27 +235,18 @@ pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
     let h = sizes.h.max(1);
     let qk_head = at.head as u32 / (sizes.hv / h).max(1);
     let first = 8 * at.s;
-    let from = ((at.token * h as usize + qk_head as usize) * CHANNELS + at.channel as usize) / 2;
-    let stride = h as usize * CHANNELS / 2;
-    let pair = |x: u64, i: u32| {
-        let x = (x as *const u32).wrapping_add(from + (first + i) as usize * stride);
-        // SAFETY: a row of this chunk, or nothing.
-        unsafe { ptx::ld_global_nc_u32_if(x, (first + i < at.len) as u32) }
-    };
-    let (mut q, mut k) = ([0u32; 8], [0u32; 8]);
-    repeat!(I in 8 => { q[I] = pair(p.prep.q.addr, I as u32); });
-    repeat!(I in 8 => { k[I] = pair(p.prep.k.addr, I as u32); });
-    // SAFETY: as the functions say.
-    let g = unsafe { log2_decays::<G>(&p.prep, at, given::<G>(&p.prep, at)) };
+    // SAFETY: rows of this chunk.
+    let [q, k] =
+        unsafe { [Rows::of(at, &p.prep.q, h, qk_head, 2).pairs(), Rows::of(at, &p.prep.k, h, qk_head, 2).pairs()] };
+    // SAFETY: as the function says.
+    let e = unsafe { decays::<G>(&p.prep, at) };
     // Sums of squares over this warp's 64 channels: of q, then of k.
     let mut squares = [0f32; 16];
-    let mut e = [[0f32; 2]; 8];
     let mut total = [1.0f32; 2];
     repeat!(I in 8 => {
         let ([a, b], [c, d]) = (unpack(q[I]), unpack(k[I]));
-        squares[I] = a * a + b * b;
-        squares[I + 8] = c * c + d * d;
-        e[I] = [ptx::ex2_approx_ftz_f32(g[I][0]), ptx::ex2_approx_ftz_f32(g[I][1])];
+        squares[I] = ptx::fma_rn_f32(a, a, b * b);
+        squares[I + 8] = ptx::fma_rn_f32(c, c, d * d);
         total = times(total, e[I]);
     });
     let columns = Columns { q, k, e };
@@ -219,20 +259,23 @@ pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
             ptx::st_shared_f32(at.base + SQUARE_SUMS + (number / 8) * 512 + row * 8 + at.half * 4, sum);
         }
         warp::sync();
-        ptx::st_shared_v2_f32(at.base + TOTALS + (at.s * 128 + at.channel) * 4, total[0], total[1]);
+        ptx::st_shared_v2_f32(own_pair(at, TOTALS), total[0], total[1]);
         thread::sync_threads();
         if at.thread < 128 {
             let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + at.thread * 8);
             let norm = if p.prep.l2norm != 0 { ptx::rsqrt_approx_f32(a + b + NORM_EPSILON) } else { 1.0 };
             let norm = if at.thread < 64 { norm * p.prep.scale } else { norm };
             ptx::st_shared_f32(at.base + NORMS + (at.thread % 64) * 8 + (at.thread / 64) * 4, norm);
+        } else if at.thread < 192 {
+            decays_between_blocks::<G>(at);
         }
+        warp::sync();
         thread::sync_threads();
-        let mut decay = decay_of::<7>(at, 0, at.s);
+        let mut decay = decay_at::<G>(own_pair(at, DECAY_BEFORE));
         let to = at.base + KB + at.half * PANEL + first * 128 + own(at);
         repeat!(I in 8 => {
             decay = times(decay, e[I]);
-            let k = columns.right::<I>(at);
+            let k = scaled(columns.right::<I>(), norms::<I>(at)[1]);
             ptx::st_shared_u32(in_row(to, I as u32), pack(times(k, decay)));
         });
     }
@@ -244,20 +287,19 @@ pub(super) const fn compact(s: u32, bit: u32) -> u32 {
     (s & (bit - 1)) | ((s >> 1) & !(bit - 1))
 }
 
-/// Decay of this thread's channels between its block and the boundary in the middle of its span, at the level of `bit`: since it for rows,
+/// Decay of this thread's channels between its block and the boundary in the middle of its span, at the level of `BIT`: since it for rows,
 /// up to it for columns.
 ///
 /// # Safety
-/// As [`decay_of`].
+/// Decays of and between blocks were written before a barrier, and nothing is carried from the first level yet where that is asked for.
 #[inline(always)]
-pub(super) unsafe fn to_boundary<const BIT: u32>(at: &Place) -> [f32; 2] {
-    let inside = at.s & (BIT - 1);
-    let (first, count) = if at.s & BIT != 0 { (at.s - inside, inside) } else { (at.s + 1, BIT - 1 - inside) };
+pub(super) unsafe fn to_boundary<G: Gate, const BIT: u32>(at: &Place) -> [f32; 2] {
     // SAFETY: by contract.
     unsafe {
         match BIT {
-            4 => decay_of::<3>(at, first, count),
-            2 => decay_of::<1>(at, first, count),
+            4 => decay_at::<G>(own_pair(at, DECAY_TO_MIDDLE)),
+            // The block between, where there is one, is the other of its pair.
+            2 if (at.s & 1 != 0) == (at.s & 2 != 0) => decay_at::<G>(own_pair(at, TOTALS) ^ 512),
             _ => [1.0; 2],
         }
     }
@@ -268,21 +310,21 @@ pub(super) unsafe fn to_boundary<const BIT: u32>(at: &Place) -> [f32; 2] {
 /// # Safety
 /// By all threads; nobody reads what lay there before.
 #[inline(always)]
-pub(super) unsafe fn operands(at: &Place, columns: &Columns) {
+pub(super) unsafe fn operands<G: Gate>(at: &Place, columns: &Columns) {
     // SAFETY: by contract.
     unsafe {
-        operands_of::<4>(at, columns);
-        operands_of::<2>(at, columns);
-        operands_of::<1>(at, columns);
+        operands_of::<G, 4>(at, columns);
+        operands_of::<G, 2>(at, columns);
+        operands_of::<G, 1>(at, columns);
     }
 }
 
 #[inline(always)]
-unsafe fn operands_of<const BIT: u32>(at: &Place, columns: &Columns) {
+unsafe fn operands_of<G: Gate, const BIT: u32>(at: &Place, columns: &Columns) {
     let first = 8 * compact(at.s, BIT);
-    // SAFETY: one writer for each word; norms and decays were written before a barrier.
+    // SAFETY: one writer for each word; decays were written before a barrier.
     unsafe {
-        let mut decay = to_boundary::<BIT>(at);
+        let mut decay = to_boundary::<G, BIT>(at);
         if at.s & BIT != 0 {
             let to = at.base + rows_at(BIT) + at.half * PANEL + first * 128 + own(at);
             repeat!(I in 8 => {
@@ -299,37 +341,9 @@ unsafe fn operands_of<const BIT: u32>(at: &Place, columns: &Columns) {
                 if J > 0 {
                     decay = times(decay, columns.e[(I + 1) % 8]);
                 }
-                let k = columns.right::<I>(at);
+                let k = columns.right::<I>();
                 ptx::st_shared_u32(in_row(to, I as u32), pack(times(k, decay)));
             });
         }
     }
-}
-
-/// What dg of all tokens has in common, from the states around the chunk: sum over V of S D, times the decay of the chunk. Of
-/// this thread's channels.
-///
-/// # Safety
-/// The sums over rows of S D were written before a barrier.
-#[inline(always)]
-pub(super) unsafe fn common(at: &Place) -> [f32; 2] {
-    let mut sum = [0f32; 2];
-    // SAFETY: by contract.
-    unsafe {
-        repeat!(B in 8 => {
-            sum = plus(sum, ptx::ld_shared_v2_f32(at.base + COMMON + (B as u32 * 128 + at.channel) * 4));
-        });
-        times(sum, decay_of::<8>(at, 0, 8))
-    }
-}
-
-/// Empty sums, but for what dg of all tokens has in common.
-///
-/// # Safety
-/// As [`common`].
-#[inline(always)]
-pub(super) unsafe fn start(at: &Place) -> Gradients {
-    // SAFETY: by contract.
-    let common = unsafe { common(at) };
-    Gradients { dk: [[0.0; 2]; 8], dg: [common; 8], of_k: [0.0; 8] }
 }

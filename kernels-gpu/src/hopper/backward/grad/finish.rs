@@ -4,8 +4,9 @@ use cuda_std::{ptx, thread, warp};
 use half::bf16;
 
 use super::body::*;
-use super::columns::{Columns, Gradients, d_q, plus};
+use super::columns::{Columns, Gradients, d_q, fused, norms, plus, scaled};
 use super::gates::{Slopes, given};
+use super::rows::Rows;
 use crate::element::DtypeCode;
 use crate::gate::Gate;
 use crate::hopper::gate::element;
@@ -17,85 +18,32 @@ use crate::prep::floored_beta;
 /// Shares of dt_bias's gradient of blocks of 8 tokens, `[8,128]`: where levels had operands.
 const BIAS_SHARES: u32 = rows_at(1);
 
-/// Sum over `count` blocks from `first`, at most `MOST`, of what they left.
-#[inline(always)]
-unsafe fn carried_sum<const MOST: u32>(at: &Place, number: u32, first: u32, count: u32) -> [f32; 2] {
-    let mut sum = [0f32; 2];
-    let from = at.base + CARRIED + number * 4096 + (first * 128 + at.channel) * 4;
-    repeat!(B in 8 => {
-        if (B as u32) < MOST && (B as u32) < count {
-            // SAFETY: written before a barrier.
-            sum = plus(sum, unsafe { ptx::ld_shared_v2_f32(from + B as u32 * 512) });
-        }
-    });
-    sum
-}
-
-/// What dg of this thread's tokens gets from rows of later blocks and columns of earlier ones: around the chunk, and at the first two
-/// levels.
-#[inline(always)]
-unsafe fn carried(at: &Place) -> [f32; 2] {
-    let s = at.s;
-    // Of rows of a level the later blocks of the span, of columns the earlier ones.
-    let level = |bit: u32| {
-        let inside = s & (bit - 1);
-        if s & bit != 0 { (s + 1, bit - 1 - inside) } else { (s - inside, inside) }
-    };
-    let ((first, count), (neighbour, there)) = (level(4), level(2));
-    // SAFETY: as above.
-    unsafe {
-        let around = plus(carried_sum::<7>(at, 0, s + 1, 7 - s), carried_sum::<7>(at, 1, 0, s));
-        plus(around, plus(carried_sum::<3>(at, 2, first, count), carried_sum::<1>(at, 3, neighbour, there)))
-    }
-}
-
 /// Stores rows of `[tokens, HV, K]`.
 #[inline(always)]
-unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8], factor: f32) {
-    let hv = p.prep.tables.sizes.hv as usize;
-    let first = ((at.token + 8 * at.s as usize) * hv + at.head) * CHANNELS + at.channel as usize;
-    let rows = at.len - (8 * at.s).min(at.len);
+unsafe fn store_rows(p: &GradParams, at: &Place, to: &Tensor, x: &[[f32; 2]; 8]) {
+    let wide = to.dtype() == DtypeCode::F32;
+    let rows = Rows::of(at, to, p.prep.tables.sizes.hv, at.head as u32, if wide { 4 } else { 2 });
     // SAFETY: rows of this chunk; one writer for each pair.
-    unsafe {
-        if to.dtype() == DtypeCode::F32 {
-            let to = (to.addr as *mut f32).wrapping_add(first);
-            let store = |to: *mut f32, x: [f32; 2]| ptx::st_global_v2_f32(to, x[0] * factor, x[1] * factor);
-            if rows >= 8 {
-                repeat!(I in 8 => { store(to.wrapping_add(I * hv * CHANNELS), x[I]); });
-            } else {
-                repeat!(I in 8 => { if (I as u32) < rows { store(to.wrapping_add(I * hv * CHANNELS), x[I]); } });
-            }
-        } else {
-            let to = (to.addr as *mut u32).wrapping_add(first / 2);
-            let store = |to: *mut u32, x: [f32; 2]| {
-                ptx::st_global_u32(to, ptx::cvt_rn_bf16x2_f32(x[1] * factor, x[0] * factor));
-            };
-            if rows >= 8 {
-                repeat!(I in 8 => { store(to.wrapping_add(I * hv * CHANNELS / 2), x[I]); });
-            } else {
-                repeat!(I in 8 => { if (I as u32) < rows { store(to.wrapping_add(I * hv * CHANNELS / 2), x[I]); } });
-            }
-        }
-    }
+    unsafe { rows.store(wide, x) };
 }
 
-/// Gradients of the rows of q and k as they were given: with y the row of norm 1, r its factor, `dx = r (dy - y (y . dy))`. Where
-/// [`crate::backward::reduce`] need not sum over heads, it need not do this either.
+/// Gradients of the rows of q and k as they were given, through their norms: with x such a row, r the factor that makes its norm 1, and d its
+/// gradient as if r were a constant, `dx = d - x r^2 (x . d)`. Where [`crate::backward::reduce`] need not sum over heads, it need
+/// not do this either.
 ///
 /// # Safety
 /// By all threads. Contains a barrier of the block.
 #[inline(always)]
 unsafe fn through_norms(p: &GradParams, at: &Place, columns: &Columns, [dq, dk]: [&mut [[f32; 2]; 8]; 2]) {
-    let scale = p.prep.scale;
-    let unscaled = if scale == 0.0 { 0.0 } else { ptx::rcp_approx_ftz_f32(scale * scale) };
+    let unscaled = of_scale(p) * of_scale(p);
     let first = 8 * at.s;
     // SAFETY: every word has one writer; barriers between writing and reading.
     unsafe {
         let mut dots = [0f32; 16];
         repeat!(I in 8 => {
             let [q, k] = columns.rows::<I>(at);
-            dots[I] = q[0] * dq[I][0] + q[1] * dq[I][1];
-            dots[I + 8] = k[0] * dk[I][0] + k[1] * dk[I][1];
+            dots[I] = ptx::fma_rn_f32(q[0], dq[I][0], q[1] * dq[I][1]);
+            dots[I + 8] = ptx::fma_rn_f32(k[0], dk[I][0], k[1] * dk[I][1]);
         });
         let sum = sums(dots, at.lane);
         if at.lane.is_multiple_of(2) {
@@ -108,15 +56,36 @@ unsafe fn through_norms(p: &GradParams, at: &Place, columns: &Columns, [dq, dk]:
         repeat!(I in 8 => {
             let row = (first + I as u32) * 8;
             let [q, k] = columns.rows::<I>(at);
-            let [norm_q, norm_k] = ptx::ld_shared_v2_f32(at.base + NORMS + row);
+            let [norm_q, norm_k] = norms::<I>(at);
             let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + row);
             let [c, d] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + 512 + row);
-            let (dot_q, dot_k) = ((a + b) * unscaled, c + d);
-            // q and its factor have the scale in them, and so has what is left.
-            dq[I] = [(dq[I][0] - q[0] * dot_q) * norm_q, (dq[I][1] - q[1] * dot_q) * norm_q];
-            dk[I] = [(dk[I][0] - k[0] * dot_k) * norm_k, (dk[I][1] - k[1] * dot_k) * norm_k];
+            let (by_q, by_k) = (-(a + b) * unscaled * (norm_q * norm_q), -(c + d) * (norm_k * norm_k));
+            dq[I] = fused(q, [by_q; 2], dq[I]);
+            dk[I] = fused(k, [by_k; 2], dk[I]);
         });
     }
+}
+
+/// One part of the scale; 0 without, where what it multiplies is 0.
+#[inline(always)]
+fn of_scale(p: &GradParams) -> f32 {
+    if p.prep.scale == 0.0 { 0.0 } else { ptx::rcp_approx_ftz_f32(p.prep.scale) }
+}
+
+/// Gradients of the normalised rows (times the scale, for q), for [`crate::backward::reduce`]: without the factors.
+///
+/// # Safety
+/// By all threads.
+#[inline(always)]
+unsafe fn before_norms(p: &GradParams, at: &Place, [dq, dk]: [&mut [[f32; 2]; 8]; 2]) {
+    let scale = p.prep.scale;
+    repeat!(I in 8 => {
+        // SAFETY: written before barriers.
+        let [norm_q, norm_k] = unsafe { norms::<I>(at) };
+        let by_q = if scale == 0.0 { 0.0 } else { scale * ptx::rcp_approx_ftz_f32(norm_q) };
+        dq[I] = scaled(dq[I], by_q);
+        dk[I] = scaled(dk[I], ptx::rcp_approx_ftz_f32(norm_k));
+    });
 }
 
 /// Sum over the lanes of a warp.
@@ -135,26 +104,27 @@ unsafe fn warp_sum(mut x: f32) -> f32 {
 /// dq, dk, dg, dbeta, and the chunk's shares of the gradients of A_log and dt_bias.
 ///
 /// # Safety
-/// By all threads, after a barrier of the block behind the last sums that are carried.
+/// By all threads, after a barrier of the block behind the last product of a level.
 #[inline(always)]
 pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Columns, g: &mut Gradients) {
     // SAFETY: every word has one writer; barriers between writing and reading; rows of this chunk.
     unsafe {
         let mut dq = [[0f32; 2]; 8];
         repeat!(I in 8 => { dq[I] = d_q::<I>(at); });
-        let normalised = p.prep.l2norm != 0 && p.dq.dtype() != DtypeCode::F32;
-        if normalised {
-            through_norms(p, at, columns, [&mut dq, &mut g.dk]);
+        if p.prep.l2norm != 0 {
+            if p.dq.dtype() == DtypeCode::F32 {
+                before_norms(p, at, [&mut dq, &mut g.dk]);
+            } else {
+                through_norms(p, at, columns, [&mut dq, &mut g.dk]);
+            }
         }
-        store_rows(p, at, &p.dq, &dq, if normalised { 1.0 } else { p.prep.scale });
-        store_rows(p, at, &p.dk, &g.dk, 1.0);
-        let carried = carried(at);
-        repeat!(I in 8 => { g.dg[I] = plus(g.dg[I], carried); });
+        store_rows(p, at, &p.dq, &dq);
+        store_rows(p, at, &p.dk, &g.dk);
         let mut rows = [0f32; 16];
         repeat!(I in 8 => {
             rows[I] = g.of_k[I];
             if !G::PER_CHANNEL {
-                rows[I + 8] = g.dg[I][0] + g.dg[I][1];
+                rows[I + 8] = g.dg[I][0];
             }
         });
         let sum = sums(rows, at.lane);
@@ -213,25 +183,21 @@ unsafe fn through_channel_gates<G: Gate>(p: &GradParams, at: &Place, g: &mut Gra
     unsafe {
         let slopes = Slopes::of::<G>(&p.prep, at);
         if !slopes.given() {
-            let x = given::<G>(&p.prep, at);
-            let (mut d_bias, mut d_a_log) = ([0f32; 2], 0f32);
-            repeat!(I in 8 => {
-                let [d0, share0] = slopes.back(g.dg[I][0], x[I][0], 0);
-                let [d1, share1] = slopes.back(g.dg[I][1], x[I][1], 1);
-                g.dg[I] = [d0, d1];
-                // Rows beyond the chunk hold what later tokens would get.
-                if 8 * at.s + (I as u32) < at.len {
-                    d_bias = plus(d_bias, g.dg[I]);
-                    d_a_log += share0 + share1;
-                }
-            });
+            let x = given(&p.prep, at);
+            // Rows beyond the chunk hold what later tokens would get.
+            if 8 * at.s + 8 > at.len {
+                repeat!(I in 8 => { if 8 * at.s + I as u32 >= at.len { g.dg[I] = [0.0; 2]; } });
+            }
+            let (mut d_bias, mut share) = ([0f32; 2], 0f32);
+            slopes.back_all(&mut g.dg, &x, &mut share);
+            repeat!(I in 8 => { d_bias = plus(d_bias, g.dg[I]); });
             ptx::st_shared_v2_f32(at.base + BIAS_SHARES + (at.s * 128 + at.channel) * 4, d_bias[0], d_bias[1]);
-            let sum = warp_sum(d_a_log);
+            let sum = warp_sum(slopes.of_a_log(share));
             if at.lane == 0 {
                 ptx::st_shared_f32(at.base + WARP_SUMS + at.warp * 4, sum);
             }
         }
-        store_rows(p, at, &p.dg, &g.dg, 1.0);
+        store_rows(p, at, &p.dg, &g.dg);
     }
 }
 
@@ -263,7 +229,8 @@ unsafe fn of_token<G: Gate>(p: &GradParams, at: &Place) {
             let mut share = 0.0;
             if !slopes.given() {
                 let x = if valid { element(&p.prep.g, place) } else { 0.0 };
-                [dg, share] = slopes.back(dg, x, 0);
+                dg = slopes.back(dg, x, 0, &mut share);
+                share = slopes.of_a_log(share);
             }
             if valid {
                 ptx::st_global_f32((p.dg.addr as *mut f32).wrapping_add(place), dg);

@@ -1,55 +1,25 @@
 //! Log decays from what the gate was given, and the gradient back to it. Formulas: [`crate::gate`] and `backward::gate`.
 
-use cuda_std::ptx;
+use cuda_std::{ptx, warp};
 
 use super::body::Place;
+use super::columns::scaled;
+use super::rows::Rows;
 use crate::element::DtypeCode;
 use crate::gate::Gate;
 use crate::hopper::gate::{LOG2_E, bias, element, log2_softplus, slope};
-use crate::hopper::{CHANNELS, repeat, unpack};
+use crate::hopper::repeat;
 use crate::params::{GateForm, PrepParams};
 
-/// What the gate was given for this thread's tokens and channels, without bias; 0 beyond the chunk. GDN's is the same for all
-/// channels.
+/// What the gate was given for this thread's tokens and channels, without bias; 0 beyond the chunk. For gates with a decay per channel.
 ///
 /// # Safety
 /// By whole warps.
 #[inline(always)]
-pub(super) unsafe fn given<G: Gate>(p: &PrepParams, at: &Place) -> [[f32; 2]; 8] {
-    let hv = p.tables.sizes.hv as usize;
-    let first = 8 * at.s;
-    let mut x = [[0f32; 2]; 8];
-    // SAFETY: rows of this chunk, or nothing.
-    unsafe {
-        if !G::PER_CHANNEL {
-            repeat!(I in 8 => {
-                let row = first + I as u32;
-                if row < at.len {
-                    let of_token = element(&p.g, (at.token + row as usize) * hv + at.head);
-                    x[I] = [of_token; 2];
-                }
-            });
-            return x;
-        }
-        let from = (at.token * hv + at.head) * CHANNELS + at.channel as usize;
-        if p.g.dtype() == DtypeCode::F32 {
-            let from = (p.g.addr as *const f32).wrapping_add(from);
-            repeat!(I in 8 => {
-                let row = first + I as u32;
-                let from = from.wrapping_add(row as usize * hv * CHANNELS);
-                let bits = ptx::ld_global_nc_v2_u32_if(from.cast(), (row < at.len) as u32);
-                x[I] = [f32::from_bits(bits[0]), f32::from_bits(bits[1])];
-            });
-        } else {
-            let from = (p.g.addr as *const u32).wrapping_add(from / 2);
-            repeat!(I in 8 => {
-                let row = first + I as u32;
-                let from = from.wrapping_add(row as usize * hv * CHANNELS / 2);
-                x[I] = unpack(ptx::ld_global_nc_u32_if(from, (row < at.len) as u32));
-            });
-        }
-    }
-    x
+pub(super) unsafe fn given(p: &PrepParams, at: &Place) -> [[f32; 2]; 8] {
+    let wide = p.g.dtype() == DtypeCode::F32;
+    // SAFETY: rows of this chunk.
+    unsafe { Rows::of(at, &p.g, p.tables.sizes.hv, at.head as u32, if wide { 4 } else { 2 }).load(wide) }
 }
 
 /// 1 / (1 + e^-x).
@@ -66,29 +36,72 @@ fn sigmoid_slope(x: f32) -> f32 {
     u * r * r
 }
 
-/// log2 of the decays of this thread's tokens and channels; 0 beyond the chunk.
+/// Decays of this thread's tokens and channels; 1 beyond the chunk.
 ///
 /// # Safety
 /// By whole warps.
 #[inline(always)]
-pub(super) unsafe fn log2_decays<G: Gate>(p: &PrepParams, at: &Place, mut x: [[f32; 2]; 8]) -> [[f32; 2]; 8] {
+pub(super) unsafe fn decays<G: Gate>(p: &PrepParams, at: &Place) -> [[f32; 2]; 8] {
+    let mut e = [[0f32; 2]; 8];
+    // SAFETY: by contract.
+    unsafe {
+        if G::PER_CHANNEL {
+            let g = log2_decays(p, at, given(p, at), bias::<G>(p, at.head, at.channel as usize));
+            repeat!(I in 8 => { e[I] = [ptx::ex2_approx_ftz_f32(g[I][0]), ptx::ex2_approx_ftz_f32(g[I][1])]; });
+        } else {
+            let of_lane = ptx::ex2_approx_ftz_f32(log2_decay_of_token::<G>(p, at));
+            warp::sync();
+            repeat!(I in 8 => { e[I] = [warp::shuffle_idx(of_lane, I as u32); 2]; });
+        }
+    }
+    e
+}
+
+/// log2 of the decay of this warp's token `lane % 8`; 0 beyond the chunk.
+#[inline(always)]
+unsafe fn log2_decay_of_token<G: Gate>(p: &PrepParams, at: &Place) -> f32 {
+    let row = 8 * at.s + at.lane % 8;
+    if row >= at.len {
+        return 0.0;
+    }
+    // SAFETY: a row of this chunk.
+    let x = unsafe { element(&p.g, (at.token + row as usize) * p.tables.sizes.hv as usize + at.head) };
+    if p.gate_form == GateForm::Given as u32 {
+        return x * LOG2_E;
+    }
+    // SAFETY: this head's.
+    let (a, [bias, _]) = unsafe { (slope(p, at.head), bias::<G>(p, at.head, 0)) };
+    if p.gate_form == GateForm::Softplus as u32 {
+        -a * log2_softplus(x + bias)
+    } else {
+        p.bound * LOG2_E * sigmoid(a * (x + bias))
+    }
+}
+
+/// log2 of decays; 0 beyond the chunk.
+#[inline(always)]
+unsafe fn log2_decays(p: &PrepParams, at: &Place, mut x: [[f32; 2]; 8], bias: [f32; 2]) -> [[f32; 2]; 8] {
     if p.gate_form == GateForm::Given as u32 {
         repeat!(I in 8 => { x[I] = [x[I][0] * LOG2_E, x[I][1] * LOG2_E]; });
         return x;
     }
     // SAFETY: this head's.
-    let (a, bias) = unsafe { (slope(p, at.head), bias::<G>(p, at.head, at.channel as usize)) };
+    let a = unsafe { slope(p, at.head) };
     if p.gate_form == GateForm::Softplus as u32 {
         repeat!(I in 8 => {
             x[I] = [-a * log2_softplus(x[I][0] + bias[0]), -a * log2_softplus(x[I][1] + bias[1])];
         });
     } else {
-        let bound = p.bound * LOG2_E;
-        repeat!(I in 8 => {
-            x[I] = [bound * sigmoid(a * (x[I][0] + bias[0])), bound * sigmoid(a * (x[I][1] + bias[1]))];
-        });
+        let (slope, bound) = (-a * LOG2_E, p.bound * LOG2_E);
+        let bias = scaled(bias, slope);
+        let of = |x: f32, bias: f32| {
+            bound * ptx::rcp_approx_ftz_f32(1.0 + ptx::ex2_approx_ftz_f32(ptx::fma_rn_f32(slope, x, bias)))
+        };
+        repeat!(I in 8 => { x[I] = [of(x[I][0], bias[0]), of(x[I][1], bias[1])]; });
     }
-    repeat!(I in 8 => { if 8 * at.s + I as u32 >= at.len { x[I] = [0.0; 2]; } });
+    if 8 * at.s + 8 > at.len {
+        repeat!(I in 8 => { if 8 * at.s + I as u32 >= at.len { x[I] = [0.0; 2]; } });
+    }
     x
 }
 
@@ -121,16 +134,51 @@ impl Slopes {
         self.given
     }
 
-    /// From dg and what was given for channel `c`: its gradient, and the share of A_log's.
+    /// From dg and what was given for channel `c`: its gradient. Adds to `share` what [`Self::of_a_log`] makes A_log's of.
     #[inline(always)]
-    pub fn back(&self, dg: f32, x: f32, c: usize) -> [f32; 2] {
+    pub fn back(&self, dg: f32, x: f32, c: usize, share: &mut f32) -> f32 {
+        if self.softplus { self.back_of_softplus(dg, x, c, share) } else { self.back_of_bounded(dg, x, c, share) }
+    }
+
+    #[inline(always)]
+    fn back_of_softplus(&self, dg: f32, x: f32, c: usize, share: &mut f32) -> f32 {
+        let z = (x + self.bias[c]) * LOG2_E;
+        let u = ptx::ex2_approx_ftz_f32(z);
+        // As `log2_softplus`; and sigmoid is u / (1 + u).
+        let large = z > 30.0;
+        let softplus = if large { z } else { ptx::lg2_approx_ftz_f32(1.0 + u) };
+        let sigmoid = if large { 1.0 } else { u * ptx::rcp_approx_ftz_f32(1.0 + u) };
+        *share = ptx::fma_rn_f32(dg, softplus, *share);
+        -self.a * dg * sigmoid
+    }
+
+    #[inline(always)]
+    fn back_of_bounded(&self, dg: f32, x: f32, c: usize, share: &mut f32) -> f32 {
         let z = x + self.bias[c];
+        let d = dg * (self.bound * self.a) * sigmoid_slope(self.a * z);
+        *share = ptx::fma_rn_f32(d, z, *share);
+        d
+    }
+
+    /// [`Self::back`] of this thread's tokens and channels.
+    #[inline(always)]
+    pub fn back_all(&self, dg: &mut [[f32; 2]; 8], x: &[[f32; 2]; 8], share: &mut f32) {
         if self.softplus {
-            let g = -self.a * (log2_softplus(z) * core::f32::consts::LN_2);
-            [-self.a * dg * sigmoid(z), dg * g]
+            repeat!(I in 8 => {
+                let first = self.back_of_softplus(dg[I][0], x[I][0], 0, share);
+                dg[I] = [first, self.back_of_softplus(dg[I][1], x[I][1], 1, share)];
+            });
         } else {
-            let d = dg * self.bound * self.a * sigmoid_slope(self.a * z);
-            [d, d * z]
+            repeat!(I in 8 => {
+                let first = self.back_of_bounded(dg[I][0], x[I][0], 0, share);
+                dg[I] = [first, self.back_of_bounded(dg[I][1], x[I][1], 1, share)];
+            });
         }
+    }
+
+    /// The share of A_log's gradient.
+    #[inline(always)]
+    pub fn of_a_log(&self, share: f32) -> f32 {
+        if self.softplus { -self.a * core::f32::consts::LN_2 * share } else { share }
     }
 }

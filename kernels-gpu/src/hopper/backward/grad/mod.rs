@@ -15,8 +15,13 @@
 //!    them, so both factors are at most 1. Rows of a level are the 32 tokens with that bit, its columns those without;
 //! 5. blocks of 8 x 8 pair by pair, by running products, in f32: no anchor, no quotient of decays.
 //!
-//! dg is summed around each token in every phase: over rows from it on and columns before it, never as a difference. Sums of
-//! whole blocks of 8 tokens are exchanged once, at the end.
+//! Scores are put behind the factors of the rows of q and k (norms and the scale) when they are stored, gradients around the chunk when
+//! they are read, so all that follows takes q and k as given.
+//!
+//! dg is summed around each token: over rows from it on and columns before it, never as a difference. What a row or a column of products of
+//! different blocks adds is its dot product with the sum of its gradients, so these are summed over all levels first. Sums of whole
+//! blocks of 8 tokens are exchanged once, at the end: each block leaves what its rows, or columns, have come to before the level at which
+//! another block parts from it.
 
 #[cfg(any(target_arch = "nvptx64", emulated))]
 mod body;
@@ -30,6 +35,8 @@ mod gates;
 mod pairs;
 #[cfg(any(target_arch = "nvptx64", emulated))]
 mod products;
+#[cfg(any(target_arch = "nvptx64", emulated))]
+mod rows;
 #[cfg(any(target_arch = "nvptx64", emulated))]
 mod stage;
 

@@ -4,7 +4,7 @@
 use cuda_std::{ptx, warp};
 
 use super::body::*;
-use super::columns::{fused, in_row, own};
+use super::columns::{fused, in_row, own, own_pair};
 use super::stage::{corner, put, scatter, scores_at, stage};
 use crate::hopper::{CHANNELS, IMAGE, PANEL, by_columns, by_rows, column_step, repeat, row_step, unpack, wait};
 use crate::params::GradParams;
@@ -46,7 +46,7 @@ pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2]) -> [[f32; 32]; 
             ptx::wgmma_wait_group::<0>((&mut first, &mut second));
             put::<true>(at, &first, base + D_W + half * PANEL);
             if half == 0 {
-                scatter(at, &second, 0, SQUARES);
+                scatter::<false>(at, &second);
             }
             ptx::fence_proxy_async_shared();
         } else {
@@ -75,7 +75,7 @@ unsafe fn dots_of_states(at: &Place) {
             let (s, d) = (unpack(ptx::ld_shared_u32(from)), unpack(ptx::ld_shared_u32(from + (D - S))));
             sum = fused(s, d, sum);
         });
-        ptx::st_shared_v2_f32(at.base + COMMON + (at.s * 128 + at.channel) * 4, sum[0], sum[1]);
+        ptx::st_shared_v2_f32(own_pair(at, COMMON), sum[0], sum[1]);
     }
 }
 
@@ -144,7 +144,7 @@ pub(super) unsafe fn through_the_inverse(wg: &mut Warpgroup<'_>, at: &Place, x: 
         });
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group::<0>(&mut y);
-        scatter(at, &y, 32, SQUARES + SQUARE_BYTES);
+        scatter::<true>(at, &y);
         ptx::fence_proxy_async_shared();
     }
 }
@@ -196,7 +196,8 @@ unsafe fn store_d_v(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place, x: &[f32
                 let r = row + 8 * H as u32;
                 let from = v + r * 128 + ((J as u32 ^ (r % 8)) << 4) + (at.lane % 4) * 4;
                 let [a, b] = unpack(ptx::ld_shared_u32(from));
-                dots[H] += x[4 * J + 2 * H] * a + x[4 * J + 2 * H + 1] * b;
+                dots[H] = ptx::fma_rn_f32(x[4 * J + 2 * H], a, dots[H]);
+                dots[H] = ptx::fma_rn_f32(x[4 * J + 2 * H + 1], b, dots[H]);
             });
         });
         repeat!(H in 2 => {
