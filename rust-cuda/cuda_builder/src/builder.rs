@@ -11,11 +11,11 @@ use crate::resources::{self, KernelResources};
 use crate::tools::{CudaTools, Llvm, RustToolchain, target_folder};
 use crate::{Artifacts, BuildError, Fault, shim};
 
-/// The passes of `opt`. Before all others everything is inlined and variables become registers. A function that is called
-/// gets what it refers to in local memory; and if functions were simplified one by one first, stores to the same field of
+/// The passes of `opt`, in two runs. Before all others everything is inlined and variables become registers. A function that is
+/// called gets what it refers to in local memory; and if functions were simplified one by one first, stores to the same field of
 /// two variables would be merged into one store through a choice of two pointers, which keeps both variables, and often
-/// with them all of a kernel's parameters, in local memory for good.
-const PASSES: &str = "internalize,cgscc(inline),function(sroa),default<O3>";
+/// with them all of a kernel's parameters, in local memory for good. Between the runs, [`ir::state_births`].
+const PASSES: [&str; 2] = ["internalize,cgscc(inline)", "function(sroa),default<O3>"];
 
 /// For [`PASSES`]. A function of any size is inlined (LLVM's own threshold is 225). Nothing is moved out of loops: LLVM
 /// counts no registers, and would keep the address of every tile of a kernel in one from its beginning on; `ptxas` moves
@@ -233,13 +233,19 @@ impl CudaBuilder {
         kernels: &BTreeMap<String, Bounds>,
         folder: &Path,
     ) -> Result<String, BuildError> {
-        let (marked, optimised, ptx) = (folder.join("marked.ll"), folder.join("optimised.ll"), folder.join("llc.ptx"));
+        let [marked, inlined, born, optimised, ptx] =
+            ["marked.ll", "inlined.ll", "born.ll", "optimised.ll", "llc.ptx"].map(|name| folder.join(name));
         write(&marked, &ir::mark_convergent(ir)?)?;
         let names = kernels.keys().cloned().collect::<Vec<_>>().join(",");
-        let mut opt = Command::new(&llvm.opt);
-        opt.args(["-S", &format!("-passes={PASSES}")]).arg(format!("--internalize-public-api-list={names}"));
-        opt.args(PASS_SETTINGS);
-        run("opt", opt.args(&self.opt_arguments).arg(&marked).arg("-o").arg(&optimised))?;
+        let opt = |passes: &str, from: &Path, to: &Path| {
+            let mut opt = Command::new(&llvm.opt);
+            opt.args(["-S", &format!("-passes={passes}")]).arg(format!("--internalize-public-api-list={names}"));
+            opt.args(PASS_SETTINGS).args(&self.opt_arguments).arg(from).arg("-o").arg(to);
+            run("opt", &mut opt)
+        };
+        opt(PASSES[0], &marked, &inlined)?;
+        write(&born, &ir::state_births(&read(&inlined)?))?;
+        opt(PASSES[1], &born, &optimised)?;
         ir::refuse_ordered_updates(&read(&optimised)?)?;
         let mut llc = Command::new(&llvm.llc);
         llc.arg("-O3").arg(format!("--mcpu={}", self.arch)).arg(format!("--mattr=+ptx{}", self.ptx_version));

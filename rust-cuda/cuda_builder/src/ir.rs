@@ -102,6 +102,45 @@ fn assembly(line: &str) -> Option<&str> {
     before.split(' ').any(|word| matches!(word, "call" | "invoke" | "callbr")).then_some(rest)
 }
 
+/// States that a variable holds nothing when its life begins. LLVM knows that, but does not use it when it puts variables into
+/// registers: one that a loop writes and reads under a condition would stay in registers all around the loop, from one turn to
+/// the next. In a persistent kernel everything is in a loop.
+pub fn state_births(ir: &str) -> String {
+    let mut stated = String::with_capacity(ir.len() + ir.len() / 8);
+    let mut bytes = BTreeMap::new();
+    for line in ir.lines() {
+        stated.push_str(line);
+        stated.push('\n');
+        if line.starts_with("define ") {
+            bytes.clear();
+        } else if let Some((name, size)) = variable(line) {
+            bytes.insert(name, size);
+        } else if let Some(name) = born(line)
+            && let Some(size) = bytes.get(name)
+        {
+            // Not a store: its type would take part in how the variable is taken apart.
+            stated.push_str(&format!("  call void @llvm.memset.p0.i64(ptr {name}, i8 undef, i64 {size}, i1 false)\n"));
+        }
+    }
+    if !ir.contains("declare void @llvm.memset.p0.i64(") {
+        stated.push_str("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n");
+    }
+    stated
+}
+
+/// Name and bytes of the variable that a line makes. None if it has no bytes.
+fn variable(line: &str) -> Option<(&str, usize)> {
+    let (name, rest) = line.trim_start().split_once(" = alloca [")?;
+    let (size, _) = rest.split_once(" x i8]")?;
+    Some((name, size.parse().ok().filter(|size| *size > 0)?))
+}
+
+/// The variable whose life a line begins.
+fn born(line: &str) -> Option<&str> {
+    let (_, arguments) = line.split_once("call void @llvm.lifetime.start.p0(")?;
+    arguments.split_once(')')?.0.rsplit(' ').next()
+}
+
 /// Fails if a read-modify-write has an ordering that code generation would drop.
 pub fn refuse_ordered_updates(ir: &str) -> Result<(), BuildError> {
     let mut function = "";
@@ -160,6 +199,25 @@ define internal void @helper() {
         let line = "  invoke void asm sideeffect \"bar.sync 0;\", \"\"() to label %a unwind label %b";
         let error = mark_convergent(line).unwrap_err().to_string();
         assert!(error.contains("line 1") && error.contains("bar.sync"), "{error}");
+    }
+
+    #[test]
+    fn variables_are_born_with_nothing_in_them() {
+        let module = "define void @f() {
+  %a = alloca [12 x i8], align 4
+  %b = alloca [0 x i8], align 1
+  call void @llvm.lifetime.start.p0(ptr nonnull %a), !noalias !1
+  call void @llvm.lifetime.start.p0(ptr %b)
+}
+define void @g() {
+  call void @llvm.lifetime.start.p0(ptr %a)
+}
+";
+        let stated = state_births(module);
+        let added = "  call void @llvm.memset.p0.i64(ptr %a, i8 undef, i64 12, i1 false)\n";
+        let declared = "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n";
+        assert_eq!(stated.replacen(added, "", 1), format!("{module}{declared}"));
+        assert!(stated.contains(&format!("!noalias !1\n{added}")), "{stated}");
     }
 
     #[test]
