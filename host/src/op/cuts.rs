@@ -233,13 +233,11 @@ impl Cuts {
 mod tests {
     use super::*;
     use crate::exec::cpu::Cpu;
-    use crate::plan::{Cuts as PlanCuts, Plan};
 
-    /// Rows of the second of two PEs with `hv` value heads.
+    /// Rows of one lane with `hv` value heads.
     fn rows(hv: usize) -> Rows {
-        let plan = Plan::batch(1, 100, &PlanCuts::equal(2)).unwrap();
         let layout = ChannelLayout::new(2, hv as u32, 64, 64, 4).unwrap();
-        Rows::of(&plan.ranks[1], layout, hv, &Config::default())
+        Rows { layout, hv, rows: hv, walks: Vec::new() }
     }
 
     #[test]

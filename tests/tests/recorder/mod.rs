@@ -114,6 +114,10 @@ impl Executor for Recorder {
         self.cpu.location()
     }
 
+    fn multiprocessors(&self) -> usize {
+        self.cpu.multiprocessors()
+    }
+
     fn input(&mut self, slot: Slot, tensor: &TensorView<'_>) -> Result<Param, ExecError> {
         self.cpu.input(slot, tensor)
     }
