@@ -14,7 +14,7 @@
 //! [`crate::cut`]): then there is nothing to add. A source whose M is missing altogether makes those before it superfluous, and they
 //! are not waited for.
 //!
-//! Segments that are walked in parts (see [`crate::params::Segment`]) are merged in the same way, see [`parts`].
+//! Segments that are walked in parts (see [`crate::params::Segment`]) are merged in the same way, see `parts`.
 //!
 //! The only kernel that waits for other PEs (outside exact mode). Items come by ticket; the one that merges a
 //! column block precedes those that use its result, so a block only ever waits for blocks that already run.
