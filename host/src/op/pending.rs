@@ -12,7 +12,7 @@ use super::launched::{Launched, check_trap};
 use super::training::Made;
 use super::{BackwardOut, ContextParallel, ForwardOut, Mode, OpError, Report, Saved};
 use crate::exec::cpu::Cpu;
-use crate::exec::{Executor, Waits};
+use crate::exec::{ExecError, Executor, Waits};
 use crate::gradients::Upstream;
 use crate::inputs::Inputs;
 use crate::plan::Plan;
@@ -51,6 +51,20 @@ impl<X: Executor> Pending<X> {
         }
         self.end.as_ref().ok_or(OpError::Captured { rank })
     }
+
+    /// What is known of its step after a later one: messages and waits that were counted are not its own any more.
+    pub(super) fn overtaken(&self, exec: &X) -> Report {
+        Report { tokens: self.launched.tokens, waits: exec.waits(), ..Report::default() }
+    }
+}
+
+/// Whether the device has done all before `end`. Once a PE failed waits inside kernels are given up: what they wait for may never
+/// come.
+pub(super) fn reached<X: Executor>(exec: &mut X, pe: &Pe, end: &X::Mark) -> Result<bool, ExecError> {
+    if pe.failed_peer().is_some() {
+        exec.give_up();
+    }
+    exec.reached(end)
 }
 
 /// Whether steps in `mode` can do without the host.
@@ -198,11 +212,7 @@ impl<X: Executor> ContextParallel<'_, X> {
     pub fn poll(&mut self, pending: &Pending<X>) -> Result<bool, OpError> {
         let end = pending.end((self.pe.rank(), self.number))?;
         self.usable()?;
-        if self.pe.failed_peer().is_some() {
-            // What the kernels wait for may never come.
-            self.exec.give_up();
-        }
-        let result = match self.exec.reached(end) {
+        let result = match reached(&mut self.exec, self.pe, end) {
             Ok(false) => return Ok(false),
             Ok(true) => check_trap(&self.exec, self.pe, pending.launched.hv),
             Err(error) => Err(error.into()),
@@ -222,7 +232,7 @@ impl<X: Executor> ContextParallel<'_, X> {
     pub fn wait(&mut self, pending: Pending<X>) -> Result<Report, OpError> {
         until(|| self.poll(&pending))?;
         if pending.step < self.steps {
-            return Ok(Report { tokens: pending.launched.tokens, waits: self.exec.waits(), ..Report::default() });
+            return Ok(pending.overtaken(&self.exec));
         }
         let tables = self.table_bytes();
         let result = pending.launched.report(&mut self.exec, self.pe, &mut self.vitals, tables);

@@ -6,7 +6,9 @@
 use cuda_std::{ptx, thread};
 use half::bf16;
 
-use super::{CHANNELS, CHUNK, FIX_IMAGES, FIX_IMAGES_AT, IMAGE, PANEL, by_rows, repeat, row_step};
+use super::{
+    CHANNELS, CHUNK, FIX_IMAGES, FIX_IMAGES_AT, IMAGE, PANEL, by_rows, put_panel_transposed, repeat, row_step,
+};
 use crate::fixup::{Correction, Place, Tiles, fix_out_by};
 use crate::params::{Chunk, FixParams};
 use crate::tile::{Warpgroup, share_of};
@@ -98,17 +100,7 @@ impl Correction<bf16> for Products {
                 });
                 ptx::wgmma_commit_group();
                 ptx::wgmma_wait_group::<0>((&mut o, &mut s_half));
-                repeat!(J in 4 => {
-                    let t = 16 * J as u32 + 8 * (matrix / 2) + matrix_row;
-                    let piece = 2 * warp + matrix % 2;
-                    ptx::stmatrix_x4_trans(
-                        output + t * 128 + ((piece ^ (t % 8)) << 4),
-                        ptx::cvt_rn_bf16x2_f32(o[8 * J + 1], o[8 * J]),
-                        ptx::cvt_rn_bf16x2_f32(o[8 * J + 3], o[8 * J + 2]),
-                        ptx::cvt_rn_bf16x2_f32(o[8 * J + 5], o[8 * J + 4]),
-                        ptx::cvt_rn_bf16x2_f32(o[8 * J + 7], o[8 * J + 6]),
-                    );
-                });
+                put_panel_transposed(&o, output, warp, lane);
                 // The outputs lie there, and q-tilde is read.
                 wg.sync();
                 let to = (p.o.addr as *mut u32).wrapping_add((rows.start + at.first) / 2);

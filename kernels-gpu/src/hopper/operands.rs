@@ -121,20 +121,47 @@ pub unsafe fn sums(x: [f32; 16], lane: u32) -> f32 {
     unsafe { fold_lanes(x, lane, |a, b| a + b) }
 }
 
-/// Stores a warpgroup's accumulator of 64 x 64, rounded, into a panel.
+/// Stores a warpgroup's accumulator of 64 x 64, rounded, negated or not, into a panel.
 ///
 /// # Safety
 /// By a whole warp, number `warp` of its warpgroup; the panel's rows are free.
 #[inline(always)]
-pub unsafe fn put_panel(x: &[f32; 32], panel: u32, warp: u32, lane: u32) {
+pub unsafe fn put_panel<const NEGATE: bool>(x: &[f32; 32], panel: u32, warp: u32, lane: u32) {
     let matrix = lane / 8;
     let row = 16 * warp + lane % 8 + 8 * (matrix % 2);
+    let pack = |a: f32, b: f32| {
+        if NEGATE { ptx::cvt_rn_bf16x2_f32(-b, -a) } else { ptx::cvt_rn_bf16x2_f32(b, a) }
+    };
     repeat!(J in 4 => {
         let piece = 2 * J as u32 + matrix / 2;
         // SAFETY: by contract.
         unsafe {
             ptx::stmatrix_x4(
                 panel + row * 128 + ((piece ^ (row % 8)) << 4),
+                pack(x[8 * J], x[8 * J + 1]),
+                pack(x[8 * J + 2], x[8 * J + 3]),
+                pack(x[8 * J + 4], x[8 * J + 5]),
+                pack(x[8 * J + 6], x[8 * J + 7]),
+            );
+        }
+    });
+}
+
+/// Stores the transpose of a warpgroup's accumulator of 64 x 64, rounded, into a panel: its columns become rows.
+///
+/// # Safety
+/// As of [`put_panel`].
+#[inline(always)]
+pub unsafe fn put_panel_transposed(x: &[f32; 32], panel: u32, warp: u32, lane: u32) {
+    let (matrix, row) = (lane / 8, lane % 8);
+    repeat!(J in 4 => {
+        // Matrices 0 and 1: rows 16 warp .. + 8 and + 8 .. + 16 of columns 16 J ..; 2 and 3: of columns 16 J + 8 ..
+        let to = 16 * J as u32 + 8 * (matrix / 2) + row;
+        let piece = 2 * warp + matrix % 2;
+        // SAFETY: by contract.
+        unsafe {
+            ptx::stmatrix_x4_trans(
+                panel + to * 128 + ((piece ^ (to % 8)) << 4),
                 ptx::cvt_rn_bf16x2_f32(x[8 * J + 1], x[8 * J]),
                 ptx::cvt_rn_bf16x2_f32(x[8 * J + 3], x[8 * J + 2]),
                 ptx::cvt_rn_bf16x2_f32(x[8 * J + 5], x[8 * J + 4]),

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::exec::Executor;
 use crate::op::launched::Launched;
-use crate::op::pending::{enqueueable, until};
+use crate::op::pending::{enqueueable, reached, until};
 use crate::op::{Mode, OpError, Pending, Report};
 use crate::plan::Plan;
 
@@ -112,11 +112,7 @@ impl<X: Executor> ShortConvolution<'_, X> {
     pub fn poll(&mut self, pending: &Pending<X>) -> Result<bool, ShortConvolutionError> {
         let end = pending.end((self.pe.rank(), self.number))?;
         self.usable()?;
-        if self.pe.failed_peer().is_some() {
-            // What the kernels wait for may never come.
-            self.exec.give_up();
-        }
-        let result = match self.exec.reached(end) {
+        let result = match reached(&mut self.exec, self.pe, end) {
             Ok(false) => return Ok(false),
             Ok(true) => check_trap(&self.exec, self.pe),
             Err(error) => Err(error.into()),
@@ -135,7 +131,7 @@ impl<X: Executor> ShortConvolution<'_, X> {
     pub fn wait(&mut self, pending: Pending<X>) -> Result<Report, ShortConvolutionError> {
         until(|| self.poll(&pending))?;
         if pending.step < self.steps {
-            return Ok(Report { tokens: pending.launched.tokens, waits: self.exec.waits(), ..Report::default() });
+            return Ok(pending.overtaken(&self.exec));
         }
         let result = self.report(&pending.launched);
         self.settled(result)

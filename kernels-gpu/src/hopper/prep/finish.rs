@@ -54,18 +54,7 @@ pub(super) unsafe fn finish(p: &PrepParams, at: &Place) {
         });
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group::<0>(&mut w);
-        let matrix = lane / 8;
-        let row = 16 * warp + lane % 8 + 8 * (matrix % 2);
-        repeat!(J in 4 => {
-            let piece = 2 * J as u32 + matrix / 2;
-            ptx::stmatrix_x4(
-                base + W + half * PANEL + row * 128 + ((piece ^ (row % 8)) << 4),
-                ptx::cvt_rn_bf16x2_f32(w[8 * J + 1], w[8 * J]),
-                ptx::cvt_rn_bf16x2_f32(w[8 * J + 3], w[8 * J + 2]),
-                ptx::cvt_rn_bf16x2_f32(w[8 * J + 5], w[8 * J + 4]),
-                ptx::cvt_rn_bf16x2_f32(w[8 * J + 7], w[8 * J + 6]),
-            );
-        });
+        put_panel::<false>(&w, base + W + half * PANEL, warp, lane);
         ptx::fence_proxy_async_shared();
         thread::sync_threads();
         if at.thread == 0 {

@@ -8,15 +8,15 @@ use super::*;
 /// `[[A00, 0], [-A11 L10 A00, A11]]`. Products in TF32, to which what they read was rounded when it was stored. By the first
 /// warpgroup.
 #[inline(always)]
-pub(super) unsafe fn invert(at: &Place) {
-    let (lane, warp) = (ptx::laneid(), at.thread / 32);
-    let (l, a) = (at.base + AKK, at.base + INVERSE);
+pub(super) unsafe fn invert(base: u32, thread: u32) {
+    let (lane, warp) = (ptx::laneid(), thread / 32);
+    let (l, a) = (base + AKK, base + INVERSE);
     let word = |m: u32, r: u32, c: u32| m + (r * PITCH + c) * 4;
     // SAFETY: scores were written before the barrier; every word has one writer; barriers in between.
     unsafe {
         // A thread for each column of the four blocks.
-        if at.thread < 64 {
-            let (first, column) = (16 * (at.thread / 16), at.thread % 16);
+        if thread < 64 {
+            let (first, column) = (16 * (thread / 16), thread % 16);
             let mut x = [0f32; 16];
             repeat!(I in 16 => {
                 let mut sums = [if column == I as u32 { 1.0f32 } else { 0.0 }, 0.0, 0.0, 0.0];
@@ -35,7 +35,7 @@ pub(super) unsafe fn invert(at: &Place) {
             repeat!(I in 16 => { ptx::st_shared_f32(word(a, first + I as u32, first + column), tf32(x[I])); });
         }
         ptx::bar_sync_id::<1, 128>();
-        let scratch = at.base + SCRATCH + warp * 32 * SCRATCH_PITCH * 4;
+        let scratch = base + SCRATCH + warp * 32 * SCRATCH_PITCH * 4;
         // 16 -> 32: warps 0 and 1 the first pair, 2 and 3 the second; each 8 columns.
         let (top, left) = (32 * (warp / 2), 32 * (warp / 2) + 8 * (warp % 2));
         let t = product::<2>(lane, word(l, top + 16, top), word(a, top, left), PITCH);

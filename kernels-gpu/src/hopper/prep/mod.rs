@@ -26,8 +26,8 @@ use operands::operands;
 use scores::scores;
 
 use super::{
-    CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_AQK, RECORD_KG, RECORD_QG, by_columns, by_rows, column_step, repeat,
-    row_step, sums, unpack,
+    CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_AQK, RECORD_KG, RECORD_QG, by_columns, by_rows, column_step,
+    put_panel, repeat, row_step, sums, unpack,
 };
 use crate::element::DtypeCode;
 use crate::hopper::gate::LOG2_E;
@@ -111,7 +111,7 @@ pub fn prep(wg: &mut Warpgroup<'_>, p: &PrepParams) {
         scores(&at, &kb);
         thread::sync_threads();
         if thread < 128 {
-            invert(&at);
+            invert(base, thread);
         } else if thread < 160 && p.records.factors.is_present() {
             factors(p, &at);
         }

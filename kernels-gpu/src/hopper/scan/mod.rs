@@ -24,7 +24,7 @@ use cuda_std::{ptx, thread, warp};
 
 use super::{
     CHANNELS, PANEL, RECORD, RECORD_A, RECORD_AQK, RECORD_KG, RECORD_QG, RECORD_W, by_columns, by_rows, column_step,
-    repeat, row_step, step, wait,
+    put_panel_transposed, repeat, row_step, step, wait,
 };
 use feed::feed;
 use pipeline::*;
@@ -396,24 +396,8 @@ impl<const CORRECTED: bool> Outputs<'_, CORRECTED> {
                 }
             });
         } else {
-            // 8 x 8 matrices, transposed by the store: rows are tokens, 16 bytes are 8 channels.
-            let (matrix, row) = (lane / 8, lane % 8);
-            repeat!(J in 4 => {
-                // Matrices 0 and 1: channels 16 warp .. + 8 and + 8 .. + 16 of tokens 16 J ..; 2 and 3: of tokens 16 J + 8 ..
-                let t = 16 * J as u32 + 8 * (matrix / 2) + row;
-                let piece = 2 * warp + matrix % 2;
-                let address = output.panel + t * 128 + ((piece ^ (t % 8)) << 4);
-                // SAFETY: inside the panel.
-                unsafe {
-                    ptx::stmatrix_x4_trans(
-                        address,
-                        ptx::cvt_rn_bf16x2_f32(o[8 * J + 1], o[8 * J]),
-                        ptx::cvt_rn_bf16x2_f32(o[8 * J + 3], o[8 * J + 2]),
-                        ptx::cvt_rn_bf16x2_f32(o[8 * J + 5], o[8 * J + 4]),
-                        ptx::cvt_rn_bf16x2_f32(o[8 * J + 7], o[8 * J + 6]),
-                    );
-                }
-            });
+            // Rows are tokens. SAFETY: the panel is this warpgroup's, and free.
+            unsafe { put_panel_transposed(o, output.panel, warp, lane) };
         }
         // SAFETY: the stores of this warp's lanes are done and ordered by the warp's barrier.
         unsafe {

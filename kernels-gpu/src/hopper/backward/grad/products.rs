@@ -5,8 +5,10 @@ use cuda_std::{ptx, warp};
 
 use super::body::*;
 use super::columns::{fused, in_row, own, own_pair};
-use super::stage::{corner, put, scatter, scores_at, stage};
-use crate::hopper::{CHANNELS, IMAGE, PANEL, by_columns, by_rows, column_step, repeat, row_step, unpack, wait};
+use super::stage::{corner, scatter, scores_at, stage};
+use crate::hopper::{
+    CHANNELS, IMAGE, PANEL, by_columns, by_rows, column_step, put_panel, repeat, row_step, unpack, wait,
+};
 use crate::params::GradParams;
 use crate::tile::Warpgroup;
 
@@ -44,7 +46,7 @@ pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2]) -> [[f32; 32]; 
             });
             ptx::wgmma_commit_group();
             ptx::wgmma_wait_group::<0>((&mut first, &mut second));
-            put::<true>(at, &first, base + D_W + half * PANEL);
+            put_panel::<true>(&first, base + D_W + half * PANEL, at.warp % 4, at.lane);
             if half == 0 {
                 scatter::<false>(at, &second);
             }
@@ -133,7 +135,7 @@ pub(super) unsafe fn through_the_inverse(wg: &mut Warpgroup<'_>, at: &Place, x: 
         ptx::wgmma_wait_group::<0>((&mut y, &mut operand));
         // All warps have read k exp G.
         wg.sync();
-        put::<false>(at, &y, base + KB);
+        put_panel::<false>(&y, base + KB, at.warp % 4, at.lane);
         ptx::fence_proxy_async_shared();
         wg.sync();
         let product = by_columns(base + KB, PANEL);
@@ -212,7 +214,7 @@ unsafe fn store_d_v(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place, x: &[f32
         warp::sync();
         // The products of all warps are done.
         wg.sync();
-        put::<false>(at, x, panel);
+        put_panel::<false>(x, panel, at.warp % 4, at.lane);
         wg.sync();
         let rows = p.prep.tables.sizes.hv as usize * CHANNELS;
         let to = (at.token * p.prep.tables.sizes.hv as usize + at.head) * CHANNELS + 64 * half as usize;

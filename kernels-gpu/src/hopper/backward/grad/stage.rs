@@ -39,32 +39,6 @@ pub(super) unsafe fn stage(at: &Place, x: &[f32; 32], tile: u32, half: u32) {
     });
 }
 
-/// Stores an accumulator, rounded, into a panel.
-///
-/// # Safety
-/// By a whole warp; the panel's rows are free.
-#[inline(always)]
-pub(super) unsafe fn put<const NEGATE: bool>(at: &Place, x: &[f32; 32], panel: u32) {
-    let matrix = at.lane / 8;
-    let row = 16 * (at.warp % 4) + at.lane % 8 + 8 * (matrix % 2);
-    let pack = |a: f32, b: f32| {
-        if NEGATE { ptx::cvt_rn_bf16x2_f32(-b, -a) } else { ptx::cvt_rn_bf16x2_f32(b, a) }
-    };
-    repeat!(J in 4 => {
-        let piece = 2 * J as u32 + matrix / 2;
-        // SAFETY: by contract.
-        unsafe {
-            ptx::stmatrix_x4(
-                panel + row * 128 + ((piece ^ (row % 8)) << 4),
-                pack(x[8 * J], x[8 * J + 1]),
-                pack(x[8 * J + 2], x[8 * J + 3]),
-                pack(x[8 * J + 4], x[8 * J + 5]),
-                pack(x[8 * J + 6], x[8 * J + 7]),
-            );
-        }
-    });
-}
-
 /// Where the scores of the level of `bit` lie: a panel, and its first column of 8 there. Rows are those of q, then those of k.
 pub(super) const fn scores_at(bit: u32) -> (u32, u32) {
     match bit {

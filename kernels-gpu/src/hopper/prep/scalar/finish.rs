@@ -34,7 +34,7 @@ pub(super) unsafe fn finish(p: &PrepParams, at: &Place) {
         });
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group::<0>(&mut w);
-        put_panel(&w, base + W + panel, at.block, at.lane);
+        put_panel::<false>(&w, base + W + panel, at.block, at.lane);
         ptx::fence_proxy_async_shared();
         if at.group == 0 {
             ptx::bar_sync_id::<1, 128>();

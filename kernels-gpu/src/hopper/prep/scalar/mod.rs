@@ -91,12 +91,6 @@ impl Place {
         let row = self.chunk * p.tables.sizes.hv as usize + self.head;
         (p.records.operands.addr as *mut u8).wrapping_add(row * RECORD as usize)
     }
-
-    /// Where the inverse is computed.
-    fn solver(&self) -> super::Place {
-        let Self { chunk, head, token, len, thread, .. } = *self;
-        super::Place { chunk, head, token, len, s: 0, c: 0, half: 0, thread, base: self.base + SOLVER }
-    }
 }
 
 /// The grid: one block per chunk and value head, chunk by chunk.
@@ -133,7 +127,7 @@ pub fn prep(wg: &mut Warpgroup<'_>, p: &PrepParams) {
         if at.group == 0 {
             to_solve(&at, &x);
             ptx::bar_sync_id::<1, 128>();
-            invert(&at.solver());
+            invert(base + SOLVER, thread);
         } else {
             store_q(p, &at, &x);
         }

@@ -118,7 +118,7 @@ pub(super) unsafe fn store_q(p: &PrepParams, at: &Place, x: &[f32; 32]) {
         scale_rows(at, at.base + Q, record.wrapping_add(RECORD_QG as usize), at.base + SCALE_Q);
         // Nobody reads q any more.
         ptx::bar_sync_id::<2, 128>();
-        put_panel(x, at.base + AQK, at.block, at.lane);
+        put_panel::<false>(x, at.base + AQK, at.block, at.lane);
         ptx::fence_proxy_async_shared();
         ptx::bar_sync_id::<2, 128>();
         if first {
