@@ -154,7 +154,7 @@ pub struct GradParams {
 
 /// Parameters of [`crate::backward::reduce::reduce`]: sums in a fixed order,
 /// `target(r, c) = sum over t < terms of source[r * row_stride + t * term_stride + c]`, with `x` the gradient of the rows
-/// before they were normalised. One block for each 16 rows ([`crate::backward::reduce::blocks`] says how many).
+/// before they were normalised. [`crate::backward::reduce::launch`] says how many blocks.
 ///
 /// * q and k: rows are (token, head), `cols` = K, the terms a group's value heads: `row_stride` = HV/H * K, `term_stride` = K.
 /// * A_log and dt_bias: one row, the terms are chunks: `row_stride` = 0, `term_stride` = `cols` = HV, or HV * K (GDN: HV).

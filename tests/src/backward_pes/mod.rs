@@ -13,7 +13,8 @@ use deltalink::gradients::{Gradients, Upstream};
 use deltalink::inputs::{Beta, Dims, Gate, Inputs, Op, StateLayout};
 use deltalink::reference::{Problem, segment_summary, state_at};
 use deltalink::tensor::{Buffer, Dtype};
-use kernels_gpu::backward::{grad, reduce, scan, states};
+use kernels_gpu::backward::reduce::{self, Launch};
+use kernels_gpu::backward::{grad, scan, states};
 use kernels_gpu::fixup;
 use kernels_gpu::params::{
     Array, FixParams, GateForm, GradParams, PrepParams, Records, ReduceParams, ScanBackParams, Sizes, StatesParams,
@@ -431,9 +432,8 @@ impl<'a, L: Launcher> Step<'a, L> {
     }
 
     fn reduce(&mut self, params: &ReduceParams) {
-        let (rows, cols) = (params.rows as usize, params.cols as usize);
-        let grid = Grid::Blocks(reduce::blocks(rows));
-        self.launch(params, grid, reduce::WARPGROUPS, reduce::shared_bytes(cols), &[("sums", params.target)]);
+        let Launch { blocks, shared_bytes } = reduce::launch(params);
+        self.launch(params, Grid::Blocks(blocks), reduce::WARPGROUPS, shared_bytes, &[("sums", params.target)]);
     }
 }
 

@@ -20,7 +20,7 @@ mod tables;
 
 use std::time::{Duration, Instant};
 
-use kernels_gpu::backward::reduce;
+use kernels_gpu::backward::reduce::{self, Launch};
 use kernels_gpu::fixup;
 use kernels_gpu::params::{FixParams, JoinParams, ScanBackParams, StatesParams, Tensor as Param};
 use kernels_gpu::tile::host::Checker;
@@ -238,8 +238,8 @@ impl BackwardStep<'_> {
         }
         common.launch(exec, self.grad_blocks(body, chunks), &grad_params)?;
         for params in self.sums(&memory, chunks, trace) {
-            let blocks = Grid::Blocks(reduce::blocks(params.rows as usize));
-            common.launch(exec, (blocks, reduce::WARPGROUPS, reduce::shared_bytes(params.cols as usize)), &params)?;
+            let Launch { blocks, shared_bytes } = reduce::launch(&params);
+            common.launch(exec, (Grid::Blocks(blocks), reduce::WARPGROUPS, shared_bytes), &params)?;
         }
         common.finish(exec, step)?;
         Ok(Launched { exchange, ..step.launched(exec, "backward", common) })
