@@ -1,4 +1,4 @@
-"""A hybrid language model: KDA and GDN layers in turn, each with a gated feed-forward block.
+"""A language model of KDA layers, GDN layers or both in turn, each with a gated feed-forward block.
 
 Layers are those of this library; for comparison their operations can be flash-linear-attention's.
 """
@@ -21,6 +21,8 @@ class ModelConfig:
     heads: int
     head_dim: int
     layers: int
+    mixers: tuple[str, ...] = ("kda", "gdn")
+    """Kinds of layers, in turn."""
 
 
 class Norm(nn.Module):
@@ -44,7 +46,7 @@ class Block(nn.Module):
             from fla_layers import GatedDeltaNet, KimiDeltaAttention
         else:
             from deltalink.nn import GatedDeltaNet, KimiDeltaAttention
-        kind = GatedDeltaNet if index % 2 else KimiDeltaAttention
+        kind = {"kda": KimiDeltaAttention, "gdn": GatedDeltaNet}[config.mixers[index % len(config.mixers)]]
         self.mixer_norm, self.feed_norm = Norm(config.hidden), Norm(config.hidden)
         self.mixer = kind(hidden_size=config.hidden, num_heads=config.heads, head_dim=config.head_dim, expand_v=1, layer_idx=index)
         self.up = nn.Linear(config.hidden, 4 * config.hidden, bias=False)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains a small language model whose layers are KDA and GDN in turn, with its sequences cut over all ranks.
+"""Trains a small language model whose layers are KDA, GDN or both in turn, with its sequences cut over all ranks.
 
     python examples/train_lm/train.py                                                  # one process
     torchrun --nproc-per-node 2 examples/train_lm/train.py --backend overlap           # two, each with half of every sequence
@@ -48,6 +48,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=2)
     parser.add_argument("--head-dim", type=int, default=32)
     parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--mixers", nargs="+", choices=("kda", "gdn"), default=["kda", "gdn"], help="kinds of layers, in turn")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -80,7 +81,7 @@ def main() -> None:
         group = dist.group.WORLD
     cp = make_context(options, group)
 
-    config = ModelConfig(BYTES, options.hidden, options.heads, options.head_dim, options.layers)
+    config = ModelConfig(BYTES, options.hidden, options.heads, options.head_dim, options.layers, tuple(options.mixers))
     # The same parameters everywhere: made from the same seed.
     model = HybridLM(config, options.backend).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.0)

@@ -29,8 +29,10 @@ def random_inputs(op="kda", b=B, t=T, n=None, dtype=torch.float32, gate=False, v
 
 
 def loss_of(o, state):
-    weights = torch.linspace(-1, 1, o.numel(), dtype=torch.float64).view(o.shape)
-    return (o.double() * weights).sum() + (state.double() * torch.linspace(1, 2, state.numel()).view(state.shape)).sum()
+    def weighted(x, first, last):
+        return (x.double() * torch.linspace(first, last, x.numel(), dtype=torch.float64, device=x.device).view(x.shape)).sum()
+
+    return weighted(o, -1, 1) + weighted(state, 1, 2)
 
 
 def gradients(leaves, o, state):

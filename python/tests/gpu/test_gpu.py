@@ -160,6 +160,26 @@ def test_convolutions_in_a_graph():
         assert torch.equal(y, deltalink.causal_conv1d(x, weight, activation="silu")[0])
 
 
+@pytest.mark.parametrize("op", ["kda", "gdn"])
+def test_a_training_step_in_a_graph(op):
+    leaves = on_gpu(random_inputs(op, n=2, gate=True, v_first=True))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(op, leaves)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        found = step(op, leaves)
+    for _ in range(3):
+        with torch.no_grad():
+            leaves["q"].copy_(torch.randn_like(leaves["q"]))
+        graph.replay()
+        held = {name: x.clone() for name, x in found.items()}
+        wanted = step(op, leaves)
+        assert all(torch.equal(held[name], wanted[name]) for name in wanted)
+
+
 def test_tensors_that_are_not_aligned_are_copied():
     whole, weight = torch.randn(1, 301, 65, device="cuda"), torch.randn(65, 4, device="cuda")
     part = whole[:, 1:]
