@@ -5,8 +5,9 @@ import math
 
 import tensors
 
-ACCURACY = 2e-3
-"""Largest relative RMS difference of o and of final states in bf16 between two devices."""
+ACCURACY = {"portable": 2e-3, "hopper": 5e-3}
+"""Largest relative RMS difference of o and of final states in bf16 from the CPU back end, by bodies. Those for Hopper round
+operands that the portable ones leave in f32: they are held to what bf16 results may differ from the f64 reference."""
 
 
 def verify(report):
@@ -85,12 +86,12 @@ def trace(said):
             "soonest_arrival_us": None if soonest is None else soonest / 1e3}
 
 
-def accuracy(found, expected):
+def accuracy(found, expected, limit):
     """Outputs of the device in the file `found`, of the CPU back end in `expected`."""
     off = tensors.distances(tensors.load(found), tensors.load(expected))
     judged = {name: off.get(name, math.nan) for name in ("o", "ht")}
     # Not so for nan.
-    return {"passed": all(x <= ACCURACY for x in judged.values()), "limit": ACCURACY, "rel_rms": off}
+    return {"passed": all(x <= limit for x in judged.values()), "limit": limit, "rel_rms": off}
 
 
 def convolution(text):

@@ -47,7 +47,8 @@ class Session:
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """`commands` and `read` get the session and the phase's folder; `missing` says what the session lacks, or None."""
+    """`commands` and `read` get the session and the phase's folder; `missing` says what the session lacks, or None; `mps` says
+    whether its processes run under a Multi-Process Service."""
 
     name: str
     group: str
@@ -55,7 +56,7 @@ class Phase:
     commands: Callable
     read: Callable
     missing: Callable = lambda session: None
-    mps: bool = False
+    mps: Callable = lambda session: False
 
 
 def report(folder, name="report.json"):
@@ -66,7 +67,7 @@ def log_of(folder):
     return (folder / "log.txt").read_text(errors="replace")
 
 
-def checked(name, group, limit_s, *words, missing=lambda session: None):
+def checked(name, group, limit_s, *words, **of_phase):
     """The program's own checks on many problems."""
     def commands(session, folder):
         few = ["--case", "0"] if session.toy else ["--quick"]
@@ -74,7 +75,7 @@ def checked(name, group, limit_s, *words, missing=lambda session: None):
         few += ["--pes", "1,2"] if group == "two" and not session.toy else []
         return [session.own("verify", *few, *words, "--json", folder / "report.json")]
 
-    return Phase(name, group, limit_s, commands, lambda session, folder: figures.verify(report(folder)), missing)
+    return Phase(name, group, limit_s, commands, lambda session, folder: figures.verify(report(folder)), **of_phase)
 
 
 def doctor(name, limit_s, option, read):
@@ -104,18 +105,19 @@ def problem(session, folder, op):
     return path
 
 
-def accuracy(op):
-    """The device's results beside those of the CPU back end."""
+def accuracy(op, body):
+    """The device's results beside those of the CPU back end, which are of the portable bodies."""
     def commands(session, folder):
         words = ["run", "--input", problem(session, folder, op), "--pes", "2", "--world", "threads", "--backward"]
-        return [session.own(*words, "--output", folder / "device.safetensors", "--json", folder / "report.json"),
+        own = session.own(*words, "--output", folder / "device.safetensors", "--json", folder / "report.json")
+        return [Command(own.argv, {"DELTALINK_BODY": body} if body == "portable" else {}),
                 session.deltalink(*words, "--output", folder / "cpu.safetensors", "--device", "cpu")]
 
     def read(session, folder):
-        beside = figures.accuracy(folder / "device.safetensors", folder / "cpu.safetensors")
+        beside = figures.accuracy(folder / "device.safetensors", folder / "cpu.safetensors", figures.ACCURACY[body])
         return {**beside, "run": figures.run(report(folder))}
 
-    return Phase(f"accuracy-{op}", "one", 90, commands, read)
+    return Phase(f"accuracy-{op}-{body}", "one", 90, commands, read)
 
 
 def convolution(pes, group, missing):
@@ -161,6 +163,18 @@ def two(session):
     return None if session.toy or session.gpus >= 2 else f"it needs two GPUs, there are {session.gpus}"
 
 
+def one_for_all(session):
+    """Whether PEs that are processes share one GPU."""
+    return not session.toy and session.gpus == 1
+
+
+def shareable(session):
+    """What is checked and not timed needs no GPU for each PE."""
+    if one_for_all(session):
+        return None if session.mps else "it needs two GPUs, or nvidia-cuda-mps-control on PATH"
+    return two(session)
+
+
 def launched(name, launcher, limit_s, lacks):
     """Forward and backward under a launcher."""
     def commands(session, folder):
@@ -168,7 +182,7 @@ def launched(name, launcher, limit_s, lacks):
         return [Command([*launcher(session), *session.own(*words).argv])]
 
     return Phase(name, "two", limit_s, commands, lambda session, folder: figures.run(report(folder)),
-                 lambda session: two(session) or lacks(session))
+                 lambda session: shareable(session) or lacks(session), one_for_all)
 
 
 def under_hydra(session):
@@ -190,9 +204,10 @@ def shared(pes):
         return [session.own(*words, "--json", folder / "report.json")]
 
     def lacks(session):
-        return two(session) or (None if session.toy or session.mps else "no nvidia-cuda-mps-control on PATH")
+        return shareable(session) or (None if session.toy or session.mps else "no nvidia-cuda-mps-control on PATH")
 
-    return Phase(f"mps-{pes}", "two", 90, commands, lambda session, folder: figures.run(report(folder)), lacks, mps=True)
+    return Phase(f"mps-{pes}", "two", 90, commands, lambda session, folder: figures.run(report(folder)), lacks,
+                 lambda session: not session.toy)
 
 
 def messages(transport):
@@ -212,7 +227,7 @@ def soak(name, limit_s, *words, from_file=False):
                             session.soak_steps, "--jitter", "300", "--timeout", "30", *words,
                             "--json", folder / "report.json")]
 
-    return Phase(name, "two", limit_s, commands, lambda session, folder: figures.run(report(folder)), two)
+    return Phase(name, "two", limit_s, commands, lambda session, folder: figures.run(report(folder)), shareable, one_for_all)
 
 
 def timeline(name, *words):
@@ -254,15 +269,14 @@ def all_phases():
         checked("verify-forward", "one", 120),
         doctor("tiles", 90, "--tiles", figures.tiles),
         doctor("self-test", 60, "--self-test", figures.self_test),
-        accuracy("kda"),
-        accuracy("gdn"),
+        *(accuracy(op, body) for op in ("kda", "gdn") for body in figures.ACCURACY),
         *(steps(f"{op}-forward-{tokens}", "one", 90, op, tokens) for op in ("kda", "gdn") for tokens in lengths),
         checked("verify-backward", "one", 240, "--backward"),
         *(steps(f"{op}-backward-{tokens}", "one", 120, op, tokens, "--backward") for op in ("kda", "gdn") for tokens in lengths),
         convolution(1, "one", lambda session: None),
         *(sanitized(tool, direction) for direction in ("forward", "backward") for tool in ("memcheck", "synccheck", "racecheck")),
-        checked("processes-forward", "two", 180, "--world", "processes", missing=two),
-        checked("processes-backward", "two", 300, "--world", "processes", "--backward", missing=two),
+        *(checked(f"processes-{direction}", "two", limit_s, "--world", "processes", *words, missing=shareable, mps=one_for_all)
+          for direction, limit_s, words in (("forward", 180, []), ("backward", 300, ["--backward"]))),
         launched("hydra", under_hydra, 60, lambda session: None if session.hydra else "no mpiexec.hydra (see --hydra)"),
         launched("open-mpi", under_open_mpi, 60, lambda session: None if session.mpirun else "no mpirun of Open MPI"),
         launched("torchrun", under_torchrun, 90,

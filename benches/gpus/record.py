@@ -124,7 +124,7 @@ def record(phase, session, about, out, left):
     folder = out / phase.name
     shutil.rmtree(folder, ignore_errors=True)
     found = {"schema": 1, "phase": phase.name, "group": phase.group, "outcome": "not possible", "reason": None,
-             "limit_s": phase.limit_s, "wall_s": 0.0, "commands": [], "figures": None, **about, "date": now()}
+             "limit_s": phase.limit_s, "mps": phase.mps(session), "wall_s": 0.0, "commands": [], "figures": None, **about, "date": now()}
     missing = phase.missing(session)
     if missing:
         found["reason"] = missing
@@ -150,7 +150,7 @@ def measure(phase, session, folder, limit_s, done):
     deadline, log = time.monotonic() + limit_s, folder / "log.txt"
     env = machine.environment()
     commands = phase.commands(session, folder)
-    with running.mps(log) if phase.mps and not session.toy else contextlib.nullcontext({}) as service:
+    with running.mps(log) if phase.mps(session) else contextlib.nullcontext({}) as service:
         for command in commands:
             result = running.run(command, deadline - time.monotonic(), log, {**env, **service})
             done.append(result)
