@@ -69,6 +69,8 @@ def test_work_goes_into_the_current_stream():
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
+        # PyTorch gets memory for each stream, and waits for the device when it does.
+        step("kda", {name: (x.detach() * 2 / 2).requires_grad_() for name, x in leaves.items()})
         # Inputs that are only ready when the stream has come to them.
         torch.cuda._sleep(50_000_000)
         late = {name: (x.detach() * 2 / 2).requires_grad_() for name, x in leaves.items()}
