@@ -157,7 +157,7 @@ unsafe fn bring_values<W: Walk>(pipeline: &Pipeline<W>, item: &Item, first_numbe
             // SAFETY: rows of this chunk; the panel's readers have let go of it.
             unsafe {
                 wait(at.barriers + empty, at.parity ^ 1);
-                bring_panel(at.stage + W::VALUES, from, row_bytes, len, t, 32 * CARRIERS);
+                bring_panel::<{ 32 * CARRIERS }>(at.stage + W::VALUES, from, row_bytes, len, t);
             }
         }
         // One group for each turn, empty at the end, so that the wait above always counts the same.
@@ -183,7 +183,10 @@ unsafe fn take_results<W: Walk>(pipeline: &Pipeline<W>, item: &Item, first_resul
         let panel = (item.panels as *mut u8).wrapping_add(row * PANEL as usize);
         // SAFETY: results of this chunk, which this block alone writes; shared memory lies there until it was read.
         unsafe {
+            // Ordinary stores, which the walking warpgroup has not fenced: they come before this thread's fence, and that before
+            // its bulk copy.
             wait(at.barriers + IMAGE_DONE, at.parity);
+            ptx::fence_proxy_async_shared();
             ptx::cp_async_bulk_global_shared(image, at.image, IMAGE);
             ptx::cp_async_bulk_commit_group();
             if index > 0 {
@@ -191,6 +194,7 @@ unsafe fn take_results<W: Walk>(pipeline: &Pipeline<W>, item: &Item, first_resul
                 ptx::mbarrier_arrive(panel_taken);
             }
             wait(at.barriers + PANEL_DONE, at.parity);
+            ptx::fence_proxy_async_shared();
             ptx::cp_async_bulk_global_shared(panel, at.image + IMAGE, PANEL);
             ptx::cp_async_bulk_commit_group();
             ptx::cp_async_bulk_wait_group_read::<1>();
