@@ -174,7 +174,6 @@ unsafe fn bring_values<W: Walk>(pipeline: &Pipeline<W>, item: &Item, first_numbe
 #[inline(always)]
 unsafe fn take_results<W: Walk>(pipeline: &Pipeline<W>, item: &Item, first_result: u32) {
     let mut index = 0;
-    let mut panel_taken = 0;
     while index < item.chunks {
         let at = pipeline.result(first_result + index);
         // The images of a head's two blocks of columns are neighbours, as are its panels.
@@ -189,25 +188,18 @@ unsafe fn take_results<W: Walk>(pipeline: &Pipeline<W>, item: &Item, first_resul
             ptx::fence_proxy_async_shared();
             ptx::cp_async_bulk_global_shared(image, at.image, IMAGE);
             ptx::cp_async_bulk_commit_group();
-            if index > 0 {
-                ptx::cp_async_bulk_wait_group_read::<1>();
-                ptx::mbarrier_arrive(panel_taken);
-            }
             wait(at.barriers + PANEL_DONE, at.parity);
             ptx::fence_proxy_async_shared();
             ptx::cp_async_bulk_global_shared(panel, at.image + IMAGE, PANEL);
             ptx::cp_async_bulk_commit_group();
             ptx::cp_async_bulk_wait_group_read::<1>();
             ptx::mbarrier_arrive(at.barriers + IMAGE_TAKEN);
+            // At once: after the next image it would be late, since the panel is the next thing that the walk stores.
+            ptx::cp_async_bulk_wait_group_read::<0>();
+            ptx::mbarrier_arrive(at.barriers + PANEL_TAKEN);
         }
-        panel_taken = at.barriers + PANEL_TAKEN;
         index += 1;
     }
-    if index > 0 {
-        // SAFETY: as above; the block may end once its results are written.
-        unsafe {
-            ptx::cp_async_bulk_wait_group::<0>();
-            ptx::mbarrier_arrive(panel_taken);
-        }
-    }
+    // SAFETY: as above; the block may end once its results are written.
+    unsafe { ptx::cp_async_bulk_wait_group::<0>() };
 }
