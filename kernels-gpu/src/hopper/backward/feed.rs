@@ -157,7 +157,7 @@ unsafe fn bring_values<W: Walk>(pipeline: &Pipeline<W>, item: &Item, first_numbe
             // SAFETY: rows of this chunk; the panel's readers have let go of it.
             unsafe {
                 wait(at.barriers + empty, at.parity ^ 1);
-                bring_panel(at.stage + W::VALUES, from, row_bytes, len, t, 32 * CARRIERS);
+                bring_panel::<{ 32 * CARRIERS }>(at.stage + W::VALUES, from, row_bytes, len, t);
             }
         }
         // One group for each turn, empty at the end, so that the wait above always counts the same.
@@ -174,7 +174,6 @@ unsafe fn bring_values<W: Walk>(pipeline: &Pipeline<W>, item: &Item, first_numbe
 #[inline(always)]
 unsafe fn take_results<W: Walk>(pipeline: &Pipeline<W>, item: &Item, first_result: u32) {
     let mut index = 0;
-    let mut panel_taken = 0;
     while index < item.chunks {
         let at = pipeline.result(first_result + index);
         // The images of a head's two blocks of columns are neighbours, as are its panels.
@@ -183,27 +182,24 @@ unsafe fn take_results<W: Walk>(pipeline: &Pipeline<W>, item: &Item, first_resul
         let panel = (item.panels as *mut u8).wrapping_add(row * PANEL as usize);
         // SAFETY: results of this chunk, which this block alone writes; shared memory lies there until it was read.
         unsafe {
+            // Ordinary stores, which the walking warpgroup has not fenced: they come before this thread's fence, and that before
+            // its bulk copy.
             wait(at.barriers + IMAGE_DONE, at.parity);
+            ptx::fence_proxy_async_shared();
             ptx::cp_async_bulk_global_shared(image, at.image, IMAGE);
             ptx::cp_async_bulk_commit_group();
-            if index > 0 {
-                ptx::cp_async_bulk_wait_group_read::<1>();
-                ptx::mbarrier_arrive(panel_taken);
-            }
             wait(at.barriers + PANEL_DONE, at.parity);
+            ptx::fence_proxy_async_shared();
             ptx::cp_async_bulk_global_shared(panel, at.image + IMAGE, PANEL);
             ptx::cp_async_bulk_commit_group();
             ptx::cp_async_bulk_wait_group_read::<1>();
             ptx::mbarrier_arrive(at.barriers + IMAGE_TAKEN);
+            // At once: after the next image it would be late, since the panel is the next thing that the walk stores.
+            ptx::cp_async_bulk_wait_group_read::<0>();
+            ptx::mbarrier_arrive(at.barriers + PANEL_TAKEN);
         }
-        panel_taken = at.barriers + PANEL_TAKEN;
         index += 1;
     }
-    if index > 0 {
-        // SAFETY: as above; the block may end once its results are written.
-        unsafe {
-            ptx::cp_async_bulk_wait_group::<0>();
-            ptx::mbarrier_arrive(panel_taken);
-        }
-    }
+    // SAFETY: as above; the block may end once its results are written.
+    unsafe { ptx::cp_async_bulk_wait_group::<0>() };
 }

@@ -57,13 +57,14 @@ pub(super) unsafe fn put_panel(half: &[u32; 16], result: Result) {
 
 /// Tells that this warp's part lies there.
 ///
+/// Without a proxy fence: that is left to the thread that takes the results away, since its latency would be on the chain.
+///
 /// # Safety
 /// By all lanes, after their stores.
 #[inline(always)]
 unsafe fn announce(barrier: u32) {
-    // SAFETY: a bulk copy reads the stores: each lane orders its own, the warp meets, then one arrives.
+    // SAFETY: the stores of this warp's lanes are ordered by the warp's barrier, then by the arrival.
     unsafe {
-        ptx::fence_proxy_async_shared();
         cuda_std::warp::sync();
         release(ptx::laneid(), barrier);
     }

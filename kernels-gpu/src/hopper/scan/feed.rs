@@ -140,7 +140,7 @@ unsafe fn bring_values<const N: usize>(p: &ScanParams, pipeline: &Pipeline<N>, r
                     let from = from.wrapping_add((w * COLUMNS) as usize * 2);
                     // Zeros for columns of M.
                     let len = if rows.is_state { len } else { 0 };
-                    bring_panel(at.stage + RECORD + w * PANEL, from, rows.bytes, len, t, 32);
+                    bring_panel::<32>(at.stage + RECORD + w * PANEL, from, rows.bytes, len, t);
                     w += 1;
                 }
             }
@@ -197,29 +197,48 @@ unsafe fn take_outputs<const N: usize>(p: &ScanParams, pipeline: &Pipeline<N>, r
 }
 
 /// Starts this thread's share of the copy of a panel: `len` rows of 128 bytes, `row_bytes` apart, and zeros behind them up to the
-/// end of a chunk. Thread `t` of `threads` copies every `threads`-th piece of 16 bytes from piece `t` on.
+/// end of a chunk. Thread `t` of `THREADS` copies every `THREADS`-th piece of 16 bytes from piece `t` on.
 ///
 /// # Safety
 /// `from` is the first of `len` such rows (none is read if `len` is 0); the panel is the caller's to write.
 #[inline(always)]
-pub(in crate::hopper) unsafe fn bring_panel(
+pub(in crate::hopper) unsafe fn bring_panel<const THREADS: u32>(
     panel: u32,
     from: *const u8,
     row_bytes: usize,
     len: u32,
     t: u32,
-    threads: u32,
 ) {
-    let mut number = t;
-    while number < 8 * CHUNK as u32 {
-        let (r, piece) = (number / 8, number % 8);
-        let valid = r < len;
-        let source = from.wrapping_add(if valid { r as usize * row_bytes } else { 0 } + piece as usize * 16);
-        // SAFETY: a row of this chunk, or nothing.
-        unsafe {
-            let to = panel + r * 128 + ((piece ^ (r % 8)) << 4);
-            ptx::cp_async_cg_16_zfill(to, source, if valid { 16 } else { 0 });
+    const { assert!(THREADS == 32 || THREADS == 64) };
+    let rows = THREADS / 8;
+    let (first, piece) = (t / 8, t % 8);
+    let mut source = from.wrapping_add(first as usize * row_bytes + piece as usize * 16);
+    // Pieces of rows 8 apart lie at the same place in their rows, and those of rows 4 apart 4 pieces away.
+    let even = panel + first * 128 + ((piece ^ first) << 4);
+    let odd = if THREADS == 32 { even ^ 64 } else { even };
+    // What a chunk takes here is the least that a step of the walk can take, so the usual one has no predicates: four
+    // instructions a piece.
+    // SAFETY: rows of this chunk, or nothing; the panel is the caller's.
+    unsafe {
+        if warp::all(len == CHUNK as u32) {
+            repeat!(I in 16 => {
+                if (I as u32) < 512 / THREADS {
+                    if I != 0 {
+                        source = source.wrapping_add(rows as usize * row_bytes);
+                    }
+                    let to = if I % 2 == 0 { even } else { odd } + I as u32 * THREADS * 16;
+                    ptx::cp_async_cg_16(to, source);
+                }
+            });
+        } else {
+            let mut i = 0;
+            while i < 512 / THREADS {
+                let valid = first + i * rows < len;
+                let to = if i % 2 == 0 { even } else { odd } + i * THREADS * 16;
+                ptx::cp_async_cg_16_zfill(to, if valid { source } else { from }, if valid { 16 } else { 0 });
+                source = source.wrapping_add(rows as usize * row_bytes);
+                i += 1;
+            }
         }
-        number += threads;
     }
 }
