@@ -60,7 +60,7 @@ pub fn fits(sizes: &Sizes, operands: DtypeCode) -> bool {
 /// Warpgroups in a block of `prep`.
 pub const PREP_WARPGROUPS: usize = 2;
 /// Bytes of shared memory of a block of `prep`: seven tiles of operands, and rows of decays, norms and beta.
-pub const PREP_SHARED: usize = 6 * IMAGE as usize + 4 * CHANNELS * 4 + 64 * (2 * 2 * 4 + 2 * 4 + 4);
+pub const PREP_SHARED: usize = 6 * IMAGE as usize + 4 * CHANNELS * 4 + 64 * (2 * 2 * 4 + 2 * 2 * 4 + 2 * 4 + 4);
 /// The same where a gate is one number per token and head: q and k, a matrix and its inverse, numbers of tokens. Three blocks fit on
 /// a multiprocessor.
 pub const PREP_SCALAR_SHARED: usize = 76_672;

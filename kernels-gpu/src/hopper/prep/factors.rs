@@ -6,11 +6,10 @@ use super::*;
 use crate::cut;
 use crate::hopper::fold_lanes;
 
-/// The largest decay of each of this warp's tokens over its 64 channels, into the place of the sums of squares of q, which are
-/// not needed any more.
+/// The largest decay of each of this warp's tokens over its 64 channels, before a barrier of the block.
 ///
 /// # Safety
-/// By whole warps, after the norms were computed.
+/// By whole warps.
 #[inline(always)]
 pub(super) unsafe fn note_largest(at: &Place, e: &[[f32; 2]; 16]) {
     let lane = ptx::laneid();
@@ -21,7 +20,7 @@ pub(super) unsafe fn note_largest(at: &Place, e: &[[f32; 2]; 16]) {
         let most = fold_lanes(largest, lane, f32::max);
         if lane.is_multiple_of(2) {
             let row = 16 * at.s + lane / 2;
-            ptx::st_shared_f32(at.base + SQUARES + row * 8 + (at.c / 32) * 4, most);
+            ptx::st_shared_f32(at.base + LARGEST + row * 8 + at.half * 4, most);
         }
     }
 }
@@ -36,7 +35,7 @@ pub(super) unsafe fn factors(p: &PrepParams, at: &Place) {
     // SAFETY: rows of shared memory that were written before the barrier; this chunk's place in global memory.
     unsafe {
         let of = |row: u32| {
-            let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARES + row * 8);
+            let [a, b] = ptx::ld_shared_v2_f32(at.base + LARGEST + row * 8);
             let [c, d] = ptx::ld_shared_v2_f32(at.base + SQUARES + 512 + row * 8);
             let square = if p.l2norm != 0 { 1.0 } else { c + d };
             let growth = cut::growth(ptx::ld_shared_f32(at.base + BETA + 4 * row) * square);

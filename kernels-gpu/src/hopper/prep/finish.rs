@@ -61,7 +61,8 @@ pub(super) unsafe fn finish(p: &PrepParams, at: &Place) {
             // w and A' lie behind each other, here as in the record.
             ptx::cp_async_bulk_global_shared(record, base + W, IMAGE + PANEL);
             ptx::cp_async_bulk_commit_group();
-            ptx::cp_async_bulk_wait_group::<0>();
+            // (That what was read is written, the end of the grid sees to.)
+            ptx::cp_async_bulk_wait_group_read::<0>();
         }
     }
 }

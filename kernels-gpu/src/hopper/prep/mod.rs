@@ -12,6 +12,7 @@
 mod decays;
 mod factors;
 mod finish;
+mod given;
 mod inverse;
 mod operands;
 pub mod scalar;
@@ -21,6 +22,7 @@ use cuda_std::{thread, warp};
 
 use factors::factors;
 use finish::finish;
+use given::{bring, pairs};
 use inverse::{invert, tf32};
 use operands::operands;
 use scores::scores;
@@ -44,8 +46,8 @@ const DIAGONAL_Q: u32 = 2 * IMAGE;
 const DIAGONAL_K: u32 = 3 * IMAGE;
 const DIAGONAL_COLUMNS: u32 = 4 * IMAGE;
 const COLUMNS_32: u32 = 5 * IMAGE;
-const COLUMNS_16: u32 = 5 * IMAGE + PANEL;
-/// Panel of an image of 32 rows.
+const COLUMNS_16: u32 = 5 * IMAGE + HALF_PANEL;
+/// Panel of 32 rows. Those of a tile lie `PANEL` apart, as panels of 64 rows do, so that the two tiles' lie by turns.
 const HALF_PANEL: u32 = PANEL / 2;
 
 /// After the scores the same memory holds: Akk and its inverse in f32 (rows of `PITCH`), scratch of four warps, Aqk, k exp G,
@@ -62,11 +64,18 @@ const PITCH: u32 = 68;
 /// f32 per row of a warp's scratch, 32 x 8.
 const SCRATCH_PITCH: u32 = 12;
 
-/// Small rows behind the tiles: decays of the blocks of 16, sums of squares, 1 / norms, beta.
+/// Before the operands the same memory holds q, k and g as they are given, if g is bf16.
+const GIVEN_Q: u32 = 0;
+const GIVEN_K: u32 = IMAGE;
+const GIVEN_G: u32 = 2 * IMAGE;
+
+/// Small rows behind the tiles: decays of the blocks of 16, sums of squares, 1 / norms (each warp's own: of q of its tokens, then of
+/// k), largest decays of tokens, beta.
 const TOTALS: u32 = 6 * IMAGE;
 const SQUARES: u32 = TOTALS + 4 * CHANNELS as u32 * 4;
 const NORMS: u32 = SQUARES + 2 * 64 * 2 * 4;
-const BETA: u32 = NORMS + 2 * 64 * 4;
+const LARGEST: u32 = NORMS + 8 * 32 * 4;
+const BETA: u32 = LARGEST + 64 * 2 * 4;
 
 const _: () = assert!((BETA + 64 * 4) as usize == super::PREP_SHARED);
 const _: () = assert!(SCRATCH + 4 * 32 * SCRATCH_PITCH * 4 <= AQK && AQK + PANEL <= KB);

@@ -1,61 +1,24 @@
 //! Loads, norms, and the operands of the scores.
 
-use cuda_std::{ptx, thread};
+use cuda_std::{ptx, thread, warp};
 
-use super::decays::log_decays;
+use super::decays::{given_f32, log_decays, parameters};
 use super::factors::note_largest;
 use super::*;
 use half::bf16;
 
 use crate::hopper::gate::element;
 
-/// Rows of a chunk in a global tensor: the address of this thread's elements in row 0, and bytes from row to row.
-#[derive(Clone, Copy)]
-pub(super) struct Rows {
-    pub from: u64,
-    pub stride: u32,
-    pub len: u32,
-}
-
-impl Rows {
-    #[inline(always)]
-    pub(super) fn row<T>(&self, row: u32) -> *const T {
-        ptx::mad_wide_u32(row, self.stride, self.from) as *const T
-    }
-
-    #[inline(always)]
-    pub(super) fn is_full(&self) -> bool {
-        self.len == CHUNK as u32
-    }
-
-    /// The pairs of bf16 of 16 rows from `first`, zeros beyond the chunk.
-    ///
-    /// # Safety
-    /// These rows up to `len` exist.
-    #[inline(always)]
-    pub(super) unsafe fn pairs(&self, first: u32) -> [u32; 16] {
-        let mut pairs = [0u32; 16];
-        // SAFETY: by contract.
-        unsafe {
-            if self.is_full() {
-                repeat!(I in 16 => { pairs[I] = ptx::ld_global_nc_u32(self.row(first + I as u32)); });
-            } else {
-                repeat!(I in 16 => {
-                    let row = first + I as u32;
-                    pairs[I] = ptx::ld_global_nc_u32_if(self.row(row), (row < self.len) as u32);
-                });
-            }
-        }
-        pairs
-    }
-}
-
-/// Places of this thread's channels in rows 0 to 7 (mod 8) of a panel: the permuted piece of row `i` is `piece ^ i`.
+/// Places in shared memory of this thread's channels in its rows 0 to 7, if an image of 64 rows lay at its start. Row `i` of an image at
+/// `tile` is at `place[i % 8] + tile + 128 i`: the permuted piece of row `i` is `piece ^ (i % 8)`.
 #[inline(always)]
 pub(super) fn in_row(at: &Place) -> [u32; 8] {
     let lane = at.c % 32;
+    let first = at.base + at.half * PANEL + 16 * at.s * 128 + (lane % 4) * 4;
     let mut place = [0u32; 8];
-    repeat!(I in 8 => { place[I] = (((lane / 4) ^ I as u32) << 4) + (lane % 4) * 4; });
+    repeat!(I in 8 => { place[I] = first + (((lane / 4) ^ I as u32) << 4); });
+    // Otherwise LLVM takes the sums apart and adds constants elsewhere, an instruction for each address.
+    ptx::computed(&mut place);
     place
 }
 
@@ -64,17 +27,22 @@ pub(super) fn in_row(at: &Place) -> [u32; 8] {
 #[inline(always)]
 pub(super) unsafe fn operands(p: &PrepParams, at: &Place) -> [u32; 16] {
     let sizes = &p.tables.sizes;
-    let (h, hv) = (sizes.h as usize, sizes.hv as usize);
+    let hv = sizes.hv as usize;
     let group = (sizes.hv / sizes.h.max(1)).max(1);
-    let (qk_head, lane) = ((at.head as u32 / group) as usize, ptx::laneid());
+    let (qk_head, lane) = (at.head as u32 / group, ptx::laneid());
     let first = 16 * at.s;
     let channel = 2 * at.c as usize;
-    let qk_at = (((at.token * h + qk_head) * CHANNELS + channel) * 2) as u64;
-    let rows = |from: u64| Rows { from: from + qk_at, stride: (h * CHANNELS * 2) as u32, len: at.len };
-    // SAFETY: rows of this chunk.
-    let (q, k) = unsafe { (rows(p.q.addr).pairs(first), rows(p.k.addr).pairs(first)) };
-    // SAFETY: as the functions say.
-    let g = unsafe { log_decays(p, at, channel) };
+    let wide = p.g.dtype() == DtypeCode::F32;
+    // Everything that is read from global memory is under way before anything is waited for.
+    // SAFETY: rows of this chunk; nothing lies in shared memory yet.
+    let (g, gate) = unsafe {
+        bring(at, &p.q, sizes.h, qk_head, GIVEN_Q);
+        bring(at, &p.k, sizes.h, qk_head, GIVEN_K);
+        if !wide {
+            bring(at, &p.g, sizes.hv, at.head as u32, GIVEN_G);
+        }
+        (given_f32(p, at), parameters(p, at))
+    };
     if at.thread < 64 {
         let beta = if at.thread < at.len {
             // SAFETY: a row of this chunk.
@@ -87,6 +55,18 @@ pub(super) unsafe fn operands(p: &PrepParams, at: &Place) -> [u32; 16] {
         // SAFETY: this thread's own word.
         unsafe { ptx::st_shared_f32(at.base + BETA + 4 * at.thread, beta) };
     }
+    let place = in_row(at);
+    // SAFETY: this warp's copies; its lanes meet in between.
+    let (q, k, g) = unsafe {
+        ptx::cp_async_wait_all();
+        warp::sync();
+        let (q, k, mut g) = (pairs(&place, GIVEN_Q), pairs(&place, GIVEN_K), g);
+        if !wide {
+            let given = pairs(&place, GIVEN_G);
+            repeat!(I in 16 => { g[I] = unpack(given[I]); });
+        }
+        (q, k, log_decays(p, at, g, gate))
+    };
     // Sums of squares, each warp over its 64 channels.
     let (mut squares_q, mut squares_k) = ([0f32; 16], [0f32; 16]);
     repeat!(I in 16 => {
@@ -98,27 +78,27 @@ pub(super) unsafe fn operands(p: &PrepParams, at: &Place) -> [u32; 16] {
     repeat!(I in 16 => { e[I] = [ptx::ex2_approx_ftz_f32(g[I][0]), ptx::ex2_approx_ftz_f32(g[I][1])]; });
     let mut total = e[0];
     repeat!(I in 16 => { if I > 0 { total = [total[0] * e[I][0], total[1] * e[I][1]]; } });
+    let norms = at.base + NORMS + (2 * at.s + at.half) * 128;
     // SAFETY: whole warps; every word has one writer; barriers between writing and reading.
     unsafe {
         let (sum_q, sum_k) = (sums(squares_q, lane), sums(squares_k, lane));
-        let half = (at.c / 32) * 4;
+        let half = at.half * 4;
         if lane % 2 == 0 {
             let row = first + lane / 2;
             ptx::st_shared_f32(at.base + SQUARES + row * 8 + half, sum_q);
             ptx::st_shared_f32(at.base + SQUARES + 512 + row * 8 + half, sum_k);
         }
         ptx::st_shared_v2_f32(at.base + TOTALS + (at.s * 128 + 2 * at.c) * 4, total[0], total[1]);
-        thread::sync_threads();
-        if at.thread < 128 {
-            let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARES + at.thread * 8);
-            let norm = if p.l2norm != 0 { ptx::rsqrt_approx_f32(a + b + NORM_EPSILON) } else { 1.0 };
-            let norm = if at.thread < 64 { norm * p.scale } else { norm };
-            ptx::st_shared_f32(at.base + NORMS + at.thread * 4, norm);
-        }
-        thread::sync_threads();
         if p.records.factors.is_present() {
             note_largest(at, &e);
         }
+        thread::sync_threads();
+        // Each warp for itself: lanes below 16 those of q.
+        let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARES + (lane / 16) * 512 + (first + lane % 16) * 8);
+        let norm = if p.l2norm != 0 { ptx::rsqrt_approx_f32(a + b + NORM_EPSILON) } else { 1.0 };
+        let norm = if lane < 16 { norm * p.scale } else { norm };
+        ptx::st_shared_f32(norms + lane * 4, norm);
+        warp::sync();
     }
     // SAFETY: written before the barrier.
     let totals = unsafe {
@@ -154,7 +134,8 @@ pub(super) unsafe fn operands(p: &PrepParams, at: &Place) -> [u32; 16] {
 
     // SAFETY: norms were written before the barrier; every word of the tiles and of the record has one writer.
     unsafe {
-        let norm = |of: u32, i: u32| ptx::ld_shared_f32(at.base + NORMS + of + (first + i) * 4);
+        // Norms of four tokens from `i`, of q or of k.
+        let four = |of: u32, i: u32| ptx::ld_shared_v4_f32(norms + of + i * 4);
         let scaled = |pair: u32, norm: f32| {
             let [a, b] = unpack(pair);
             [a * norm, b * norm]
@@ -164,38 +145,52 @@ pub(super) unsafe fn operands(p: &PrepParams, at: &Place) -> [u32; 16] {
         let inverse = |x: [f32; 2]| [ptx::rcp_approx_ftz_f32(x[0]), ptx::rcp_approx_ftz_f32(x[1])];
         // Row `i` of the diagonal's operands: decay since the ninth token `since`, its inverse `until`.
         let diagonal = |place: u32, i: u32, qn: [f32; 2], kn: [f32; 2], since: [f32; 2], until: [f32; 2]| {
-            let place = place + at.base + at.half * PANEL + (first + i) * 128;
-            ptx::st_shared_u32(place + DIAGONAL_Q, pack(times(qn, since)));
-            ptx::st_shared_u32(place + DIAGONAL_K, pack(times(kn, since)));
-            ptx::st_shared_u32(place + DIAGONAL_COLUMNS, pack(times(kn, until)));
+            ptx::st_shared_u32(place + (DIAGONAL_Q + i * 128), pack(times(qn, since)));
+            ptx::st_shared_u32(place + (DIAGONAL_K + i * 128), pack(times(kn, since)));
+            ptx::st_shared_u32(place + (DIAGONAL_COLUMNS + i * 128), pack(times(kn, until)));
         };
+        let given = |image: u32, place: u32, i: u32| ptx::ld_shared_u32(place + (image + i * 128));
+        // The record, from which what counts is the address in shared memory of images there.
+        let record = record.wrapping_sub(at.base as usize);
+        let image = |image: u32, place: u32, i: u32| {
+            record.wrapping_add(place as usize).wrapping_add((image + i * 128) as usize).cast()
+        };
+        // Rows of the odd, or even, blocks of 16 lie behind each other.
+        let packed = 128 * (16 * at.s - 16 * (at.s / 2));
         let (odd, late) = (at.s % 2 == 1, at.s >= 2);
-        let place = in_row(at);
-        // Backward first: what it needs of q dies on the way, and k exp G takes the place of k and e in the second pass.
+        // Backward first; k exp G takes the place of k and e in the second pass.
         let (mut suffix, mut middle) = (ones, ones);
+        let (mut norm_q, mut norm_k) = ([0f32; 4], [0f32; 4]);
         repeat!(J in 16 => {
             const I: usize = 15 - J;
             let i = I as u32;
             if I < 15 {
                 suffix = times(suffix, e[(I + 1) % 16]);
             }
-            let kn = scaled(k[I], norm(256, i));
-            let row = first + i;
-            let to = (place[I % 8] + (RECORD_KG + at.half * PANEL + row * 128)) as usize;
-            ptx::st_global_u32(record.wrapping_add(to).cast(), pack(times(kn, times(suffix, after))));
+            if I % 4 == 3 {
+                norm_k = four(64, i - 3);
+                if I < 8 {
+                    norm_q = four(0, i - 3);
+                }
+            }
+            let kn = scaled(given(GIVEN_K, place[I % 8], i), norm_k[I % 4]);
+            ptx::st_global_u32(image(RECORD_KG, place[I % 8], i), pack(times(kn, times(suffix, after))));
             if I < 8 {
                 middle = times(middle, clamp(e[I + 1]));
-                diagonal(place[I % 8], i, scaled(q[I], norm(0, i)), kn, inverse(middle), middle);
+                diagonal(place[I % 8], i, scaled(given(GIVEN_Q, place[I % 8], i), norm_q[I % 4]), kn, inverse(middle), middle);
             }
             if !late {
                 let factor = times(suffix, to_middle);
-                ptx::st_shared_u32(place[I % 8] + (at.base + COLUMNS_32 + at.half * HALF_PANEL + row * 128), pack(times(kn, factor)));
+                ptx::st_shared_u32(place[I % 8] + (COLUMNS_32 + i * 128), pack(times(kn, factor)));
             }
             if !odd {
-                let to = 16 * (at.s / 2) + i;
-                ptx::st_shared_u32(place[I % 8] + (at.base + COLUMNS_16 + at.half * HALF_PANEL + to * 128), pack(times(kn, suffix)));
+                ptx::st_shared_u32(place[I % 8] - packed + (COLUMNS_16 + i * 128), pack(times(kn, suffix)));
             }
         });
+        // Read once more: numbers that both passes use would stay unpacked in between, in more registers than there are. Rows of the
+        // scores' operands take the place of what was given.
+        let (q, k) = (pairs(&place, GIVEN_Q), pairs(&place, GIVEN_K));
+        thread::sync_threads();
         // k exp G of the chunk.
         let mut kb = [0u32; 16];
         let mut prefix = ones;
@@ -203,11 +198,12 @@ pub(super) unsafe fn operands(p: &PrepParams, at: &Place) -> [u32; 16] {
         repeat!(I in 16 => {
             let i = I as u32;
             prefix = if I == 0 { e[0] } else { times(prefix, e[I]) };
-            let (qn, kn) = (scaled(q[I], norm(0, i)), scaled(k[I], norm(256, i)));
-            let row = first + i;
-            let to = (place[I % 8] + (RECORD_QG + at.half * PANEL + row * 128)) as usize;
+            if I % 4 == 0 {
+                (norm_q, norm_k) = (four(0, i), four(64, i));
+            }
+            let (qn, kn) = (scaled(q[I], norm_q[I % 4]), scaled(k[I], norm_k[I % 4]));
             let since_start = times(before, prefix);
-            ptx::st_global_u32(record.wrapping_add(to).cast(), pack(times(qn, since_start)));
+            ptx::st_global_u32(image(RECORD_QG, place[I % 8], i), pack(times(qn, since_start)));
             kb[I] = pack(times(kn, since_start));
             if I >= 8 {
                 if I > 8 {
@@ -217,14 +213,13 @@ pub(super) unsafe fn operands(p: &PrepParams, at: &Place) -> [u32; 16] {
             }
             if late {
                 let factor = times(from_middle, prefix);
-                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_32 + at.half * PANEL + (row - 32) * 128), pack(times(qn, factor)));
-                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_32 + at.half * PANEL + row * 128), pack(times(kn, factor)));
+                ptx::st_shared_u32(place[I % 8] - 32 * 128 + (ROWS_32 + i * 128), pack(times(qn, factor)));
+                ptx::st_shared_u32(place[I % 8] + (ROWS_32 + i * 128), pack(times(kn, factor)));
             }
             if odd {
                 // q of blocks 1 and 3 in rows 0 .. 32, k in rows 32 .. 64.
-                let to = 16 * (at.s / 2) + i;
-                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_16 + at.half * PANEL + to * 128), pack(times(qn, prefix)));
-                ptx::st_shared_u32(place[I % 8] + (at.base + ROWS_16 + at.half * PANEL + (to + 32) * 128), pack(times(kn, prefix)));
+                ptx::st_shared_u32(place[I % 8] - packed + (ROWS_16 + i * 128), pack(times(qn, prefix)));
+                ptx::st_shared_u32(place[I % 8] - packed + (ROWS_16 + (i + 32) * 128), pack(times(kn, prefix)));
             }
         });
         ptx::fence_proxy_async_shared();

@@ -19,7 +19,7 @@ pub(super) unsafe fn scores(at: &Place, kb: &[u32; 16]) {
     unsafe {
         ptx::wgmma_fence();
         repeat!(J in 8 => {
-            let (a, b) = (rows + row_step(J, PANEL), columns + row_step(J, HALF_PANEL));
+            let (a, b) = (rows + row_step(J, PANEL), columns + row_step(J, PANEL));
             ptx::wgmma_m64n32k16_bf16_ss::<1, 1, 0, 0>(&mut far, a, b, (J != 0) as u32);
         });
         repeat!(J in 8 => {
@@ -103,11 +103,11 @@ pub(super) unsafe fn scores(at: &Place, kb: &[u32; 16]) {
         }
     });
     // k exp G takes the place of operands.
-    let (first, place) = (16 * at.s, in_row(at));
+    let place = in_row(at);
     // SAFETY: these operands are not read any more; every word has one writer.
     unsafe {
         repeat!(I in 16 => {
-            ptx::st_shared_u32(place[I % 8] + (base + KB + at.half * PANEL + (first + I as u32) * 128), kb[I]);
+            ptx::st_shared_u32(place[I % 8] + (KB + I as u32 * 128), kb[I]);
         });
         ptx::fence_proxy_async_shared();
     }
