@@ -5,7 +5,8 @@ use cuda_std::{ptx, thread, warp};
 use super::columns::{Columns, load, operands};
 use super::finish::finish;
 use super::pairs::{around, gather, inside, level};
-use super::products::{level_product, over_values, stage_around, stage_level, through_the_inverse, with_the_inverse};
+use super::products::{d_v, level_product, over_values, stage_around, stage_level, through_the_inverse};
+use super::stage::scatter;
 use super::{SHARED, WARPGROUPS};
 use crate::gate::Gate;
 use crate::hopper::{CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_A, repeat};
@@ -26,10 +27,11 @@ pub(super) const D_O: u32 = R + IMAGE;
 pub(super) const V: u32 = D_O + IMAGE;
 pub(super) const D_R: u32 = V + IMAGE;
 
-/// Gradients around the chunk before their decays, f32 `[64,128]` each (see [`super::stage`]), over S, D, R and do.
-pub(super) const AROUND_Q: u32 = S;
-pub(super) const AROUND_COLUMNS: u32 = AROUND_Q + STAGED;
-pub(super) const AROUND_K: u32 = AROUND_COLUMNS + STAGED;
+/// Gradients around the chunk before their decays, f32 `[64,128]` each (see [`super::stage`]), over D, S, R and do. Where that of a row of
+/// q lay, its sum waits until the end.
+pub(super) const AROUND_Q: u32 = D;
+pub(super) const AROUND_COLUMNS: u32 = S;
+pub(super) const AROUND_K: u32 = R;
 /// Bytes of such a tile.
 pub(super) const STAGED: u32 = 64 * 512;
 const _: () = assert!(AROUND_K + STAGED <= V);
@@ -37,26 +39,24 @@ const _: () = assert!(AROUND_K + STAGED <= V);
 /// Operands of levels, after that: rows of q and of k (an image), columns of k (half of one).
 pub(super) const fn rows_at(bit: u32) -> u32 {
     match bit {
-        4 => S,
-        2 => S + IMAGE,
-        _ => S + 2 * IMAGE,
+        4 => KB,
+        2 => D_W,
+        _ => S,
     }
 }
 pub(super) const fn columns_at(bit: u32) -> u32 {
-    S + 3 * IMAGE
-        + match bit {
-            4 => 0,
-            2 => PANEL,
-            _ => 2 * PANEL,
-        }
+    match bit {
+        4 => S + IMAGE,
+        2 => S + IMAGE + PANEL,
+        _ => R,
+    }
 }
 /// A level's gradients before their decays: 64 rows of q and of k, then 32 columns.
-pub(super) const STAGED_LEVEL: u32 = S + 3 * IMAGE + 3 * PANEL;
+pub(super) const STAGED_LEVEL: u32 = R + PANEL;
 
-/// Where threads keep what they do not need all the time, after the second phase: q, in two panels; dq, f32 `[64,128]`.
+/// Where threads keep q, in two panels, from the third phase on: they do not need it all the time.
 pub(super) const PARKED: [u32; 2] = [A, D_R + PANEL];
-pub(super) const PARKED_D_Q: u32 = KB;
-const _: () = assert!(STAGED_LEVEL + STAGED + STAGED / 2 <= PARKED[1] && PARKED_D_Q + STAGED <= S);
+const _: () = assert!(STAGED_LEVEL + STAGED + STAGED / 2 <= PARKED[1]);
 
 /// Small rows behind the images. Decays of blocks of 8 tokens, `[8,128]`.
 pub(super) const TOTALS: u32 = D_R + IMAGE;
@@ -88,6 +88,10 @@ pub(super) const WARP_SUMS: u32 = ROW_SUMS + 1024;
 const BARRIERS: u32 = WARP_SUMS + 64 + 64;
 const _: () = assert!((BARRIERS + 64) as usize <= SHARED && SHARED <= crate::tile::SHARED_BYTES);
 
+/// Number of the first half's barrier: behind the block's and the warpgroups'. It comes from a register, which makes the assembler reserve
+/// all barriers; no other block is there that could want them.
+const HALVES: u32 = 5;
+
 /// A thread's place.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
@@ -110,10 +114,30 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// For products: which of two kinds this warpgroup works at, and for which 64 channels.
+    /// For products: which of two kinds this warpgroup works at, and for which 64 channels. Its threads own these channels as well.
     #[inline(always)]
     pub fn group(&self) -> (u32, u32) {
-        (self.warp / 8, self.warp / 4 % 2)
+        (self.warp / 8, self.half)
+    }
+
+    /// Waits for the two warpgroups that work at the same 64 channels.
+    ///
+    /// # Safety
+    /// By all their threads, in whole warps.
+    #[inline(always)]
+    pub unsafe fn sync_half(&self) {
+        // SAFETY: by contract.
+        unsafe { ptx::bar_sync(HALVES + self.half, 256) }
+    }
+
+    /// Lets the others pass a [`Self::sync_half`] without waiting for them.
+    ///
+    /// # Safety
+    /// By one warpgroup, where the other waits.
+    #[inline(always)]
+    unsafe fn arrive_half(&self) {
+        // SAFETY: by contract.
+        unsafe { ptx::bar_arrive(HALVES + self.half, 256) }
     }
 }
 
@@ -128,7 +152,9 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
     // From lane 0, so that the assembler knows what depends on the warp alone to be uniform.
     // SAFETY: by all threads.
     let warp = unsafe { warp::shuffle_idx(thread / 32, 0) };
-    let (s, half) = (warp / 2, warp % 2);
+    // Warps `w` and `w + 8` are on one scheduler, the same for both halves. Their blocks, w and 7 - w, part at every level: one is a row,
+    // with more work, where the other is a column.
+    let (s, half) = (if warp < 8 { warp % 4 } else { 7 - warp % 4 }, warp / 4 % 2);
     let at = Place {
         head,
         token: token as usize,
@@ -151,30 +177,42 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
         thread::sync_threads();
         let [first, mut second] = over_values(&at, [at.base + BARRIERS, at.base + BARRIERS + 8]);
         thread::sync_threads();
-        stage_around(&at, &first, &second);
-        through_the_inverse(wg, &at, &mut second);
-        with_the_inverse(wg, p, &at);
-        thread::sync_threads();
-        columns.park(&at);
+        if warp < 8 {
+            if warp < 4 {
+                scatter::<false>(&at, &second);
+                ptx::fence_proxy_async_shared();
+                d_v(wg, p, &at);
+            } else {
+                through_the_inverse(wg, &at, &mut second);
+            }
+            at.sync_half();
+        } else {
+            // A warpgroup stages what its own threads read and those of the other one with its channels: it need not wait for dv and dN.
+            stage_around(&at, &first, &second);
+            at.arrive_half();
+            wg.sync();
+        }
         let mut sums = around::<G>(&at, &columns);
         thread::sync_threads();
+        // From here to the norms of rows, channels of one half have nothing to do with those of the other.
+        columns.park(&at);
         operands::<G>(&at, &columns);
         ptx::fence_proxy_async_shared();
-        thread::sync_threads();
+        at.sync_half();
         let x = level_product::<4>(&at);
         stage_level::<4>(&at, &x);
-        thread::sync_threads();
+        at.sync_half();
         level::<G, 4>(&at, &columns, &mut sums);
         let x = level_product::<2>(&at);
         // The level before is read.
-        thread::sync_threads();
+        at.sync_half();
         stage_level::<2>(&at, &x);
-        thread::sync_threads();
+        at.sync_half();
         level::<G, 2>(&at, &columns, &mut sums);
         let x = level_product::<1>(&at);
-        thread::sync_threads();
+        at.sync_half();
         stage_level::<1>(&at, &x);
-        thread::sync_threads();
+        at.sync_half();
         level::<G, 1>(&at, &columns, &mut sums);
         let mut g = gather::<G>(&at, &columns, &sums);
         inside::<G>(&at, &columns, &mut g);

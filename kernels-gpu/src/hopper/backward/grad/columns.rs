@@ -5,6 +5,7 @@ use cuda_std::{ptx, thread, warp};
 use super::body::*;
 use super::gates::decays;
 use super::rows::Rows;
+use super::stage::pair_at;
 use crate::gate::Gate;
 use crate::hopper::{PANEL, repeat, sums, unpack};
 use crate::params::GradParams;
@@ -66,20 +67,21 @@ impl Gradients {
     }
 }
 
-/// Where this thread's sums for dq (of q as given, as if the factors of rows were constants) wait, of its first token: they are needed too seldom to hold registers.
+/// Where this thread's sum for dq of token `I` (of q as given, as if the factors of rows were constants) waits: it is needed too seldom to
+/// hold registers. The gradient around the chunk lay there.
 #[inline(always)]
-fn waiting(at: &Place) -> u32 {
-    at.base + PARKED_D_Q + at.s * 4096 + at.channel * 4
+fn waiting<const I: usize>(at: &Place) -> u32 {
+    (pair_at(at.base + AROUND_Q, 8 * at.s, at.channel) ^ ((I as u32 % 4) << 5)) + I as u32 * 512
 }
 
 /// Begins dq of token `I`.
 ///
 /// # Safety
-/// Nobody reads k exp G and dw any more.
+/// This thread has read the gradient around the chunk.
 #[inline(always)]
 pub(super) unsafe fn begin_d_q<const I: usize>(at: &Place, x: [f32; 2]) {
     // SAFETY: this thread's own words.
-    unsafe { ptx::st_shared_v2_f32(waiting(at) + I as u32 * 512, x[0], x[1]) };
+    unsafe { ptx::st_shared_v2_f32(waiting::<I>(at), x[0], x[1]) };
 }
 
 /// dq of token `I`.
@@ -89,7 +91,7 @@ pub(super) unsafe fn begin_d_q<const I: usize>(at: &Place, x: [f32; 2]) {
 #[inline(always)]
 pub(super) unsafe fn d_q<const I: usize>(at: &Place) -> [f32; 2] {
     // SAFETY: this thread's own words.
-    unsafe { ptx::ld_shared_v2_f32(waiting(at) + I as u32 * 512) }
+    unsafe { ptx::ld_shared_v2_f32(waiting::<I>(at)) }
 }
 
 #[inline(always)]

@@ -15,8 +15,8 @@ use crate::math::sigmoid;
 use crate::params::{GradParams, Tensor};
 use crate::prep::floored_beta;
 
-/// Shares of dt_bias's gradient of blocks of 8 tokens, `[8,128]`: where levels had operands.
-const BIAS_SHARES: u32 = rows_at(1);
+/// Shares of dt_bias's gradient of blocks of 8 tokens, `[8,128]`: where levels had decays.
+const BIAS_SHARES: u32 = TOTALS;
 
 /// Stores rows of `[tokens, HV, K]`.
 #[inline(always)]

@@ -9,7 +9,7 @@ use super::columns::{
 };
 use super::stage::pair_at;
 use crate::gate::Gate;
-use crate::hopper::repeat;
+use crate::hopper::{repeat, unpack};
 
 /// This thread's pair in each of 8 rows of a tile.
 struct Pairs(u32);
@@ -41,9 +41,10 @@ unsafe fn add_rows<G: Gate, const FIRST: bool>(
     repeat!(I in 8 => {
         decay = times(decay, columns.e[I]);
         // SAFETY: written before barriers.
-        let ([q, k], [of_q, of_k]) = unsafe { (columns.rows::<I>(at), [of[0].read::<I>(), of[1].read::<I>()]) };
+        let ([of_q, of_k], k) = (unsafe { [of[0].read::<I>(), of[1].read::<I>()] }, columns.right::<I>());
         // SAFETY: begun by this thread, if this is not the first.
         unsafe {
+            let q = if FIRST { unpack(columns.q[I]) } else { columns.rows::<I>(at)[0] };
             let d_q = if FIRST {
                 let [norm_q, norm_k] = norms::<I>(at);
                 sums.rows[I] = times(of_k, scaled(decay, norm_k));
