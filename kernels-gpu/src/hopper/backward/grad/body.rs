@@ -40,23 +40,23 @@ const _: () = assert!(AROUND_K + STAGED <= V);
 pub(super) const fn rows_at(bit: u32) -> u32 {
     match bit {
         4 => KB,
-        2 => D_W,
-        _ => S,
+        2 => S,
+        _ => S + IMAGE,
     }
 }
 pub(super) const fn columns_at(bit: u32) -> u32 {
     match bit {
-        4 => S + IMAGE,
-        2 => S + IMAGE + PANEL,
-        _ => R,
+        4 => R,
+        2 => R + PANEL,
+        _ => A,
     }
 }
 /// A level's gradients before their decays: 64 rows of q and of k, then 32 columns.
-pub(super) const STAGED_LEVEL: u32 = R + PANEL;
+pub(super) const STAGED_LEVEL: u32 = D_O;
 
-/// Where threads keep q, in two panels, from the third phase on: they do not need it all the time.
-pub(super) const PARKED: [u32; 2] = [A, D_R + PANEL];
-const _: () = assert!(STAGED_LEVEL + STAGED + STAGED / 2 <= PARKED[1]);
+/// Where threads keep q, a panel for each half, from the third phase on: they do not need it all the time.
+pub(super) const PARKED: u32 = D_W;
+const _: () = assert!(STAGED_LEVEL + STAGED + STAGED / 2 <= TOTALS);
 
 /// Small rows behind the images. Decays of blocks of 8 tokens, `[8,128]`.
 pub(super) const TOTALS: u32 = D_R + IMAGE;
@@ -91,6 +91,9 @@ const _: () = assert!((BARRIERS + 64) as usize <= SHARED && SHARED <= crate::til
 /// Number of the first half's barrier: behind the block's and the warpgroups'. It comes from a register, which makes the assembler reserve
 /// all barriers; no other block is there that could want them.
 const HALVES: u32 = 5;
+
+/// Barrier of all warpgroups that read dw but not the first.
+pub(super) const D_W_READ: u32 = 7;
 
 /// A thread's place.
 #[derive(Clone, Copy)]
@@ -189,13 +192,14 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
         } else {
             // A warpgroup stages what its own threads read and those of the other one with its channels: it need not wait for dv and dN.
             stage_around(&at, &first, &second);
+            // Nobody reads dw any more.
+            ptx::bar_sync_id::<D_W_READ, 384>();
             at.arrive_half();
-            wg.sync();
         }
+        columns.park(&at);
         let mut sums = around::<G>(&at, &columns);
         thread::sync_threads();
         // From here to the norms of rows, channels of one half have nothing to do with those of the other.
-        columns.park(&at);
         operands::<G>(&at, &columns);
         ptx::fence_proxy_async_shared();
         at.sync_half();

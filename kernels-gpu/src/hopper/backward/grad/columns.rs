@@ -147,7 +147,7 @@ impl Columns {
     /// Puts q where only this thread reads it: it is not needed often enough to hold registers.
     ///
     /// # Safety
-    /// Nobody reads A' or the gradient of v_new any more.
+    /// Nobody reads dw any more.
     #[inline(always)]
     pub unsafe fn park(&self, at: &Place) {
         // SAFETY: this thread's own words.
@@ -158,7 +158,7 @@ impl Columns {
 /// Where this thread's q of its first token is parked.
 #[inline(always)]
 fn parked(at: &Place) -> u32 {
-    at.base + if at.half == 0 { PARKED[0] } else { PARKED[1] } + at.s * 1024 + at.lane * 4
+    at.base + PARKED + at.half * PANEL + at.s * 1024 + at.lane * 4
 }
 
 /// Factors of the rows of q (its norm's, and the scale) and of k of token `I` of this thread.

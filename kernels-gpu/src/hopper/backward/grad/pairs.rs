@@ -9,7 +9,7 @@ use super::columns::{
 };
 use super::stage::pair_at;
 use crate::gate::Gate;
-use crate::hopper::{repeat, unpack};
+use crate::hopper::repeat;
 
 /// This thread's pair in each of 8 rows of a tile.
 struct Pairs(u32);
@@ -44,7 +44,7 @@ unsafe fn add_rows<G: Gate, const FIRST: bool>(
         let ([of_q, of_k], k) = (unsafe { [of[0].read::<I>(), of[1].read::<I>()] }, columns.right::<I>());
         // SAFETY: begun by this thread, if this is not the first.
         unsafe {
-            let q = if FIRST { unpack(columns.q[I]) } else { columns.rows::<I>(at)[0] };
+            let [q, _] = columns.rows::<I>(at);
             let d_q = if FIRST {
                 let [norm_q, norm_k] = norms::<I>(at);
                 sums.rows[I] = times(of_k, scaled(decay, norm_k));

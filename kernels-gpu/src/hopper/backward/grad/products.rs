@@ -110,6 +110,7 @@ pub(super) unsafe fn through_the_inverse(wg: &mut Warpgroup<'_>, at: &Place, x: 
         });
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group::<0>(&mut *x);
+        ptx::bar_arrive_id::<D_W_READ, 384>();
         let (row, column) = corner(at);
         let mut operand = [0u32; 16];
         repeat!(I in 16 => {
