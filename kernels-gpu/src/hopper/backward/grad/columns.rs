@@ -71,7 +71,7 @@ impl Gradients {
 /// hold registers. The gradient around the chunk lay there.
 #[inline(always)]
 fn waiting<const I: usize>(at: &Place) -> u32 {
-    (pair_at(at.base + AROUND_Q, 8 * at.s, at.channel) ^ ((I as u32 % 4) << 5)) + I as u32 * 512
+    (pair_at(at.base, 8 * at.s, at.channel) ^ ((I as u32 % 4) << 5)) + AROUND_Q + I as u32 * 512
 }
 
 /// Begins dq of token `I`.
