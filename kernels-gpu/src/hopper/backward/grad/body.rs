@@ -157,7 +157,7 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
     let warp = unsafe { warp::shuffle_idx(thread / 32, 0) };
     // Warps `w` and `w + 8` are on one scheduler, the same for both halves. Their blocks, w and 7 - w, part at every level: one is a row,
     // with more work, where the other is a column.
-    let (s, half) = (if warp < 8 { warp % 4 } else { 7 - warp % 4 }, warp / 4 % 2);
+    let (s, half) = (warp % 4 ^ (warp / 8) * 7, warp / 4 % 2);
     let at = Place {
         head,
         token: token as usize,
@@ -182,9 +182,9 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
         thread::sync_threads();
         if warp < 8 {
             if warp < 4 {
+                d_v(wg, p, &at);
                 scatter::<false>(&at, &second);
                 ptx::fence_proxy_async_shared();
-                d_v(wg, p, &at);
             } else {
                 through_the_inverse(wg, &at, &mut second);
             }
