@@ -3,8 +3,8 @@
 use cuda_std::{ptx, thread, warp};
 
 use super::body::*;
+use super::bring::{Item, bring_rest};
 use super::gates::decays;
-use super::rows::Rows;
 use super::stage::pair_at;
 use crate::gate::Gate;
 use crate::hopper::{PANEL, repeat, sums, unpack};
@@ -227,21 +227,22 @@ pub(super) fn own(at: &Place) -> u32 {
     (at.lane / 4) * 16 + (at.lane % 4) * 4
 }
 
-/// Loads q, k and decays, leaves norms and decays of blocks, and the image of k exp G. Contains barriers of the block.
+/// Takes q, k and decays to registers, leaves norms and decays of blocks, and the image of k exp G. Contains barriers of the block.
 ///
 /// # Safety
-/// By all threads.
+/// By all threads, after a barrier of the block behind the copies.
 #[inline(always)]
-pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
-    let sizes = &p.prep.tables.sizes;
-    let h = sizes.h.max(1);
-    let qk_head = at.head as u32 / (sizes.hv / h).max(1);
+pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place, item: &Item) -> Columns {
     let first = 8 * at.s;
-    // SAFETY: rows of this chunk.
-    let [q, k] =
-        unsafe { [Rows::of(at, &p.prep.q, h, qk_head, 2).pairs(), Rows::of(at, &p.prep.k, h, qk_head, 2).pairs()] };
+    let given = at.base + first * 256 + at.channel * 2;
+    let (mut q, mut k) = ([0u32; 8], [0u32; 8]);
+    // SAFETY: rows were brought before a barrier.
+    repeat!(I in 8 => { unsafe {
+        q[I] = ptx::ld_shared_u32(given + Q_GIVEN + I as u32 * 256);
+        k[I] = ptx::ld_shared_u32(given + K_GIVEN + I as u32 * 256);
+    } });
     // SAFETY: as the function says.
-    let e = unsafe { decays::<G>(&p.prep, at) };
+    let e = unsafe { decays::<G>(p, at) };
     // Sums of squares over this warp's 64 channels: of q, then of k.
     let mut squares = [0f32; 16];
     let mut total = [1.0f32; 2];
@@ -263,6 +264,7 @@ pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
         warp::sync();
         ptx::st_shared_v2_f32(own_pair(at, TOTALS), total[0], total[1]);
         thread::sync_threads();
+        bring_rest(p, at, item);
         if at.thread < 128 {
             let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + at.thread * 8);
             let norm = if p.prep.l2norm != 0 { ptx::rsqrt_approx_f32(a + b + NORM_EPSILON) } else { 1.0 };

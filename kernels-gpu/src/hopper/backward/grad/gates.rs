@@ -2,14 +2,15 @@
 
 use cuda_std::{ptx, warp};
 
-use super::body::Place;
+use super::body::{G_GIVEN, Place};
+use super::bring::wide;
 use super::columns::scaled;
 use super::rows::Rows;
 use crate::element::DtypeCode;
 use crate::gate::Gate;
 use crate::hopper::gate::{LOG2_E, bias, element, log2_softplus, slope};
-use crate::hopper::repeat;
-use crate::params::{GateForm, PrepParams};
+use crate::hopper::{repeat, unpack};
+use crate::params::{GateForm, GradParams, PrepParams};
 
 /// What the gate was given for this thread's tokens and channels, without bias; 0 beyond the chunk. For gates with a decay per channel.
 ///
@@ -36,20 +37,40 @@ fn sigmoid_slope(x: f32) -> f32 {
     u * r * r
 }
 
+/// The same from where it was brought to.
+///
+/// # Safety
+/// After a barrier of the block behind the copies.
+#[inline(always)]
+unsafe fn brought(p: &GradParams, at: &Place) -> [[f32; 2]; 8] {
+    let mut x = [[0f32; 2]; 8];
+    // SAFETY: by contract.
+    unsafe {
+        if wide(p) {
+            let from = at.base + G_GIVEN[0] + (at.s / 4) * (G_GIVEN[1] - G_GIVEN[0]) + (at.s % 4) * 4096 + at.channel * 4;
+            repeat!(I in 8 => { x[I] = ptx::ld_shared_v2_f32(from + I as u32 * 512); });
+        } else {
+            let from = at.base + G_GIVEN[0] + at.s * 2048 + at.channel * 2;
+            repeat!(I in 8 => { x[I] = unpack(ptx::ld_shared_u32(from + I as u32 * 256)); });
+        }
+    }
+    x
+}
+
 /// Decays of this thread's tokens and channels; 1 beyond the chunk.
 ///
 /// # Safety
-/// By whole warps.
+/// By whole warps, after a barrier of the block behind the copies.
 #[inline(always)]
-pub(super) unsafe fn decays<G: Gate>(p: &PrepParams, at: &Place) -> [[f32; 2]; 8] {
+pub(super) unsafe fn decays<G: Gate>(p: &GradParams, at: &Place) -> [[f32; 2]; 8] {
     let mut e = [[0f32; 2]; 8];
     // SAFETY: by contract.
     unsafe {
         if G::PER_CHANNEL {
-            let g = log2_decays(p, at, given(p, at), bias::<G>(p, at.head, at.channel as usize));
+            let g = log2_decays(&p.prep, at, brought(p, at), bias::<G>(&p.prep, at.head, at.channel as usize));
             repeat!(I in 8 => { e[I] = [ptx::ex2_approx_ftz_f32(g[I][0]), ptx::ex2_approx_ftz_f32(g[I][1])]; });
         } else {
-            let of_lane = ptx::ex2_approx_ftz_f32(log2_decay_of_token::<G>(p, at));
+            let of_lane = ptx::ex2_approx_ftz_f32(log2_decay_of_token::<G>(&p.prep, at));
             warp::sync();
             repeat!(I in 8 => { e[I] = [warp::shuffle_idx(of_lane, I as u32); 2]; });
         }

@@ -26,6 +26,8 @@
 #[cfg(any(target_arch = "nvptx64", emulated))]
 mod body;
 #[cfg(any(target_arch = "nvptx64", emulated))]
+mod bring;
+#[cfg(any(target_arch = "nvptx64", emulated))]
 mod columns;
 #[cfg(any(target_arch = "nvptx64", emulated))]
 mod finish;

@@ -17,13 +17,13 @@ use crate::tile::Warpgroup;
 /// # Safety
 /// By all threads, after the copies of this thread's were awaited and announced to products, and a barrier of the block.
 #[inline(always)]
-pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2]) -> [[f32; 32]; 2] {
+pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2], parity: u32) -> [[f32; 32]; 2] {
     let base = at.base;
     let (group, half) = at.group();
     let (mut first, mut second) = ([0f32; 32], [0f32; 32]);
     // SAFETY: operands are complete; registers are carried by the wait.
     unsafe {
-        wait(barriers[0], 0);
+        wait(barriers[0], parity);
         let a = by_rows(base + if group == 0 { D_R } else { D_O });
         let b = by_columns(base + S + half * PANEL, PANEL);
         ptx::wgmma_fence();
@@ -33,7 +33,7 @@ pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2]) -> [[f32; 32]; 
             ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 0, 1>(&mut first, a + row_step(J, PANEL), b, (J != 0) as u32);
         });
         ptx::wgmma_commit_group();
-        wait(barriers[1], 0);
+        wait(barriers[1], parity);
         // While the first product is under way.
         dots_of_states(at);
         if group == 0 {
