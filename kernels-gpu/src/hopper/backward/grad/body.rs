@@ -2,7 +2,7 @@
 
 use cuda_std::{ptx, thread, warp};
 
-use super::bring::{Item, bring, bring_d_states};
+use super::bring::{Item, bring, bring_d_states, bring_gate};
 use super::columns::{Columns, load, operands};
 use super::finish::finish;
 use super::pairs::{around, gather, inside, level};
@@ -95,7 +95,10 @@ pub(super) const WARP_SUMS: u32 = ROW_SUMS + 1024;
 pub(super) const BARRIERS: u32 = WARP_SUMS + 64 + 64;
 /// The next item's chunk.
 const NEXT: u32 = BARRIERS + 32;
-const _: () = assert!((NEXT + 8) as usize <= SHARED && SHARED <= crate::tile::SHARED_BYTES);
+/// Parameters of the gate of an item's head: bias `[128]`, then exp A_log. Of this item and of the next one, in turn.
+pub(super) const GATES: u32 = NEXT + 32;
+pub(super) const GATE_BYTES: u32 = 512 + 16;
+const _: () = assert!((GATES + 2 * GATE_BYTES) as usize <= SHARED && SHARED <= crate::tile::SHARED_BYTES);
 
 /// Number of the first half's barrier: behind the block's and the warpgroups'. It comes from a register, which makes the assembler reserve
 /// all barriers; no other block is there that could want them.
@@ -123,6 +126,8 @@ pub(super) struct Place {
     pub lane: u32,
     pub thread: u32,
     pub base: u32,
+    /// Where the parameters of the head's gate are.
+    pub gate: u32,
 }
 
 impl Place {
@@ -170,7 +175,7 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
     // Warps `w` and `w + 8` are on one scheduler, the same for both halves. Their blocks, w and 7 - w, part at every level: one is a row,
     // with more work, where the other is a column.
     let (s, half) = (warp % 4 ^ (warp / 8) * 7, warp / 4 % 2);
-    let place = |item: Item| Place {
+    let place = |item: Item, parity: u32| Place {
         head: item.head,
         token: item.token,
         len: item.len,
@@ -182,6 +187,7 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
         lane,
         thread,
         base,
+        gate: base + GATES + parity * GATE_BYTES,
     };
     // SAFETY: the block's shared memory.
     unsafe {
@@ -195,9 +201,12 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
             ptx::st_shared_u32(base + NEXT + 4, len);
         }
         warp::sync();
+        if warp >= 12 {
+            bring_gate::<G>(&p.prep, thread % 128, (number % hv) as usize, base + GATES);
+        }
         thread::sync_threads();
         let item = next(p, base, number);
-        bring::<G>(p, &place(item), &item);
+        bring::<G>(p, &place(item, 0), &item);
     }
     let mut parity = 0;
     while number < items {
@@ -206,7 +215,7 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
         let item = unsafe { next(p, base, number) };
         let following = number + step;
         // SAFETY: the block's shared memory; barriers separate the phases; control flow is uniform in the warps.
-        unsafe { chunk::<G>(wg, p, &place(item), &item, [following, items], parity) };
+        unsafe { chunk::<G>(wg, p, &place(item, parity), &item, [following, items], parity) };
         let end_ns = wg.clock();
         let (head, chunk) = (number % hv, number / hv);
         wg.stamp_block(&p.prep.trace, StampKind::Grad, [start_ns, end_ns], [head, chunk], 0);
@@ -274,6 +283,10 @@ unsafe fn chunk<G: Gate>(
             }
             warp::sync();
             stage_around(&at, &first, &second);
+            if warp >= 12 && following < items {
+                let head = (following % p.prep.tables.sizes.hv.max(1)) as usize;
+                bring_gate::<G>(&p.prep, at.thread % 128, head, base + GATES + (parity ^ 1) * GATE_BYTES);
+            }
             // Nobody reads dw any more.
             ptx::bar_sync_id::<D_W_READ, 384>();
             at.arrive_half();

@@ -9,8 +9,9 @@ use super::WARPGROUPS;
 use super::body::*;
 use crate::element::DtypeCode;
 use crate::gate::Gate;
+use crate::hopper::gate::{bias, slope};
 use crate::hopper::{CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_A, repeat};
-use crate::params::{Chunk, GradParams, Tensor};
+use crate::params::{Chunk, GradParams, PrepParams, Tensor};
 
 /// A chunk and a head.
 #[derive(Clone, Copy)]
@@ -117,6 +118,24 @@ pub(super) unsafe fn bring<G: Gate>(p: &GradParams, at: &Place, item: &Item) {
             }
         }
         image(p, item, at, &p.d_o, D_O);
+    }
+}
+
+/// Leaves the parameters of a head's gate at `to`: their loads wait for each other.
+///
+/// # Safety
+/// By a warpgroup, its thread number `thread`; nobody uses what lies there.
+#[inline(always)]
+pub(super) unsafe fn bring_gate<G: Gate>(p: &PrepParams, thread: u32, head: usize, to: u32) {
+    // SAFETY: one writer for each word; lanes meet again.
+    unsafe {
+        if thread < 64 {
+            let [a, b] = bias::<G>(p, head, 2 * thread as usize);
+            ptx::st_shared_v2_f32(to + 8 * thread, a, b);
+        } else if thread == 64 {
+            ptx::st_shared_f32(to + 512, slope(p, head));
+        }
+        warp::sync();
     }
 }
 

@@ -51,4 +51,4 @@ use super::super::{IMAGE, PANEL};
 pub const WARPGROUPS: usize = 4;
 
 /// Bytes of shared memory of a block: A' and the operands of levels, eleven images and panels, and the small rows behind them.
-pub const SHARED: usize = (3 * PANEL + 10 * IMAGE) as usize + 32_000;
+pub const SHARED: usize = (3 * PANEL + 10 * IMAGE) as usize + 33_152;
