@@ -137,6 +137,16 @@ impl Place {
         (self.warp / 8, self.half)
     }
 
+    /// The same place, of which the compiler does not know it: addresses and conditions that phases share are made again, since kept they
+    /// would take registers.
+    #[inline(always)]
+    fn again(&self) -> Self {
+        let mut of_thread = [self.thread, self.lane, self.base, self.channel];
+        ptx::computed(&mut of_thread);
+        let [thread, lane, base, channel] = of_thread;
+        Self { thread, lane, base, channel, ..*self }
+    }
+
     /// Waits for the two warpgroups that work at the same 64 channels.
     ///
     /// # Safety
@@ -248,7 +258,8 @@ unsafe fn chunk<G: Gate>(
     [following, items]: [u32; 2],
     parity: u32,
 ) {
-    let (at, warp, base) = (*at, at.warp, at.base);
+    let at = at.again();
+    let (warp, base) = (at.warp, at.base);
     // SAFETY: by contract.
     unsafe {
         ptx::cp_async_wait_all();
@@ -291,6 +302,7 @@ unsafe fn chunk<G: Gate>(
             ptx::bar_sync_id::<D_W_READ, 384>();
             at.arrive_half();
         }
+        let at = at.again();
         columns.park(&at);
         let mut sums = around::<G>(&at, &columns);
         thread::sync_threads();
