@@ -184,7 +184,7 @@ pub fn grad<G: Gate>(wg: &mut Warpgroup<'_>, p: &GradParams) {
     let warp = unsafe { warp::shuffle_idx(thread / 32, 0) };
     // Warps `w` and `w + 8` are on one scheduler, the same for both halves. Their blocks, w and 7 - w, part at every level: one is a row,
     // with more work, where the other is a column.
-    let (s, half) = (warp % 4 ^ (warp / 8) * 7, warp / 4 % 2);
+    let (s, half) = ((warp % 4) ^ ((warp / 8) * 7), warp / 4 % 2);
     let place = |item: Item, parity: u32| Place {
         head: item.head,
         token: item.token,

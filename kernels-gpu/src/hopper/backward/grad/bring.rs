@@ -76,10 +76,16 @@ unsafe fn image(p: &GradParams, item: &Item, at: &Place, x: &Tensor, to: u32) {
     });
 }
 
-/// Whether what the gate was given is f32. It takes the place of v as well then.
+/// Whether what the gate was given is f32.
 #[inline(always)]
 pub(super) fn wide(p: &GradParams) -> bool {
     p.prep.g.dtype() == DtypeCode::F32
+}
+
+/// Whether it takes the place of v as well, which then follows when the chunk begins.
+#[inline(always)]
+fn over_v<G: Gate>(p: &GradParams) -> bool {
+    G::PER_CHANNEL && wide(p)
 }
 
 /// Starts the copies of an item that can begin before the one before is done.
@@ -118,6 +124,9 @@ pub(super) unsafe fn bring<G: Gate>(p: &GradParams, at: &Place, item: &Item) {
             }
         }
         image(p, item, at, &p.d_o, D_O);
+        if !over_v::<G>(p) {
+            image(p, item, at, &p.v, V);
+        }
     }
 }
 
@@ -159,7 +168,7 @@ pub(super) unsafe fn bring_d_states(p: &GradParams, at: &Place, item: &Item) {
 /// # Safety
 /// By all threads, after a barrier of the block behind which nobody needs those any more.
 #[inline(always)]
-pub(super) unsafe fn bring_rest(p: &GradParams, at: &Place, item: &Item) {
+pub(super) unsafe fn bring_rest<G: Gate>(p: &GradParams, at: &Place, item: &Item) {
     // SAFETY: a whole image of the item, rows of its chunk; lanes meet again.
     unsafe {
         if at.thread == 0 {
@@ -167,7 +176,9 @@ pub(super) unsafe fn bring_rest(p: &GradParams, at: &Place, item: &Item) {
             ptx::cp_async_bulk_shared_global(at.base + R, from, IMAGE, at.base + BARRIERS + 8);
         }
         warp::sync();
-        image(p, item, at, &p.v, V);
+        if over_v::<G>(p) {
+            image(p, item, at, &p.v, V);
+        }
         // Blocks of a level that no pair of tokens has stay zero.
         repeat!(I in 2 => {
             let to = at.base + LEVELS + 16 * (at.thread + 512 * I as u32);

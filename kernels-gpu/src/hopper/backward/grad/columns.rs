@@ -264,7 +264,7 @@ pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place, item: &Item) -> C
         warp::sync();
         ptx::st_shared_v2_f32(own_pair(at, TOTALS), total[0], total[1]);
         thread::sync_threads();
-        bring_rest(p, at, item);
+        bring_rest::<G>(p, at, item);
         if at.thread < 128 {
             let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + at.thread * 8);
             let norm = if p.prep.l2norm != 0 { ptx::rsqrt_approx_f32(a + b + NORM_EPSILON) } else { 1.0 };

@@ -111,7 +111,6 @@ pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Colum
     unsafe {
         // What is read from the caller's tensors at the end is asked for now.
         let slopes = Slopes::of::<G>(&p.prep, at);
-        let x = if G::PER_CHANNEL && !slopes.given() { given(&p.prep, at) } else { [[0.0; 2]; 8] };
         let token = Token::of::<G>(p, at, &slopes);
         let mut dq = [[0f32; 2]; 8];
         repeat!(I in 8 => { dq[I] = d_q::<I>(at); });
@@ -138,7 +137,7 @@ pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Colum
             ptx::st_shared_f32(to + (8 * at.s + number % 8) * 4, sum);
         }
         if G::PER_CHANNEL {
-            through_channel_gates(p, at, g, &slopes, &x);
+            through_channel_gates(p, at, g, &slopes);
         }
         warp::sync();
         thread::sync_threads();
@@ -182,16 +181,17 @@ pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Colum
 
 /// Gradient of what a gate with a decay per channel was given, and the shares of its parameters.
 #[inline(always)]
-unsafe fn through_channel_gates(p: &GradParams, at: &Place, g: &mut Gradients, slopes: &Slopes, x: &[[f32; 2]; 8]) {
+unsafe fn through_channel_gates(p: &GradParams, at: &Place, g: &mut Gradients, slopes: &Slopes) {
     // SAFETY: as in `finish`.
     unsafe {
         if !slopes.given() {
+            let x = given(&p.prep, at);
             // Rows beyond the chunk hold what later tokens would get.
             if 8 * at.s + 8 > at.len {
                 repeat!(I in 8 => { if 8 * at.s + I as u32 >= at.len { g.dg[I] = [0.0; 2]; } });
             }
             let (mut d_bias, mut share) = ([0f32; 2], 0f32);
-            slopes.back_all(&mut g.dg, x, &mut share);
+            slopes.back_all(&mut g.dg, &x, &mut share);
             repeat!(I in 8 => { d_bias = plus(d_bias, g.dg[I]); });
             ptx::st_shared_v2_f32(at.base + BIAS_SHARES + (at.s * 128 + at.channel) * 4, d_bias[0], d_bias[1]);
             let sum = warp_sum(slopes.of_a_log(share));

@@ -40,7 +40,9 @@ unsafe fn slope(at: &Place) -> f32 {
 #[inline(always)]
 unsafe fn bias<G: Gate>(at: &Place) -> [f32; 2] {
     // SAFETY: by contract.
-    unsafe { if G::PER_CHANNEL { ptx::ld_shared_v2_f32(at.gate + at.channel * 4) } else { [ptx::ld_shared_f32(at.gate); 2] } }
+    unsafe {
+        if G::PER_CHANNEL { ptx::ld_shared_v2_f32(at.gate + at.channel * 4) } else { [ptx::ld_shared_f32(at.gate); 2] }
+    }
 }
 
 /// 1 / (1 + e^-x).
@@ -67,7 +69,8 @@ unsafe fn brought(p: &GradParams, at: &Place) -> [[f32; 2]; 8] {
     // SAFETY: by contract.
     unsafe {
         if wide(p) {
-            let from = at.base + G_GIVEN[0] + (at.s / 4) * (G_GIVEN[1] - G_GIVEN[0]) + (at.s % 4) * 4096 + at.channel * 4;
+            let from =
+                at.base + G_GIVEN[0] + (at.s / 4) * (G_GIVEN[1] - G_GIVEN[0]) + (at.s % 4) * 4096 + at.channel * 4;
             repeat!(I in 8 => { x[I] = ptx::ld_shared_v2_f32(from + I as u32 * 512); });
         } else {
             let from = at.base + G_GIVEN[0] + at.s * 2048 + at.channel * 2;
@@ -163,9 +166,7 @@ impl Slopes {
         let form = p.gate_form;
         let (softplus, given) = (form == GateForm::Softplus as u32, form == GateForm::Given as u32);
         // SAFETY: by contract.
-        let (a, bias) = unsafe {
-            if given { (1.0, [0.0; 2]) } else { (slope(at), bias::<G>(at)) }
-        };
+        let (a, bias) = unsafe { if given { (1.0, [0.0; 2]) } else { (slope(at), bias::<G>(at)) } };
         Self { softplus, given, a, bound: p.bound, bias }
     }
 
