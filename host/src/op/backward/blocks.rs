@@ -35,17 +35,17 @@ impl BackwardStep<'_> {
         }
     }
 
-    /// The blocks of `grad`.
+    /// The blocks of `grad`. Those for Hopper bring the next chunk while they compute one.
     pub(super) fn grad_blocks(&self, body: Body, chunks: usize) -> Blocks {
-        let grid = Grid::Blocks(chunks * self.step.dims.hv);
         match body {
             Body::Portable => {
+                let grid = Grid::Blocks(chunks * self.step.dims.hv);
                 let ((k, chunk, element), per_channel) = (self.shape(), self.step.inputs.op == Op::Kda);
                 (grid, grad::WARPGROUPS, grad::shared_bytes(k, chunk, element, per_channel)).into()
             }
             Body::Hopper => {
                 let (warpgroups, shared_bytes) = (hopper_grad::WARPGROUPS, hopper_grad::SHARED);
-                Blocks { grid, body, warpgroups, shared_bytes }
+                Blocks { grid: Grid::Resident, body, warpgroups, shared_bytes }
             }
         }
     }

@@ -54,3 +54,11 @@ pub unsafe fn bar_sync_id<const ID: u32, const THREADS: u32>() {
     // SAFETY: the caller's, see the module.
     unsafe { asm!("bar.sync {id}, {threads};", id = const ID, threads = const THREADS, options(nostack)) }
 }
+
+/// Arrives at barrier `ID`, as [`bar_sync_id`] does, without waiting.
+#[inline(always)]
+pub unsafe fn bar_arrive_id<const ID: u32, const THREADS: u32>() {
+    const { assert!(ID < 16 && THREADS > 0 && THREADS.is_multiple_of(32)) };
+    // SAFETY: the caller's, see the module.
+    unsafe { asm!("bar.arrive {id}, {threads};", id = const ID, threads = const THREADS, options(nostack)) }
+}

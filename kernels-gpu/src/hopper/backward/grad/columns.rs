@@ -3,8 +3,9 @@
 use cuda_std::{ptx, thread, warp};
 
 use super::body::*;
+use super::bring::{Item, bring_rest};
 use super::gates::decays;
-use super::rows::Rows;
+use super::stage::pair_at;
 use crate::gate::Gate;
 use crate::hopper::{PANEL, repeat, sums, unpack};
 use crate::params::GradParams;
@@ -66,20 +67,21 @@ impl Gradients {
     }
 }
 
-/// Where this thread's sums for dq (of q as given, as if the factors of rows were constants) wait, of its first token: they are needed too seldom to hold registers.
+/// Where this thread's sum for dq of token `I` (of q as given, as if the factors of rows were constants) waits: it is needed too seldom to
+/// hold registers. The gradient around the chunk lay there.
 #[inline(always)]
-fn waiting(at: &Place) -> u32 {
-    at.base + PARKED_D_Q + at.s * 4096 + at.channel * 4
+fn waiting<const I: usize>(at: &Place) -> u32 {
+    (pair_at(at.base, 8 * at.s, at.channel) ^ ((I as u32 % 4) << 5)) + AROUND_Q + I as u32 * 512
 }
 
 /// Begins dq of token `I`.
 ///
 /// # Safety
-/// Nobody reads k exp G and dw any more.
+/// This thread has read the gradient around the chunk.
 #[inline(always)]
 pub(super) unsafe fn begin_d_q<const I: usize>(at: &Place, x: [f32; 2]) {
     // SAFETY: this thread's own words.
-    unsafe { ptx::st_shared_v2_f32(waiting(at) + I as u32 * 512, x[0], x[1]) };
+    unsafe { ptx::st_shared_v2_f32(waiting::<I>(at), x[0], x[1]) };
 }
 
 /// dq of token `I`.
@@ -89,7 +91,7 @@ pub(super) unsafe fn begin_d_q<const I: usize>(at: &Place, x: [f32; 2]) {
 #[inline(always)]
 pub(super) unsafe fn d_q<const I: usize>(at: &Place) -> [f32; 2] {
     // SAFETY: this thread's own words.
-    unsafe { ptx::ld_shared_v2_f32(waiting(at) + I as u32 * 512) }
+    unsafe { ptx::ld_shared_v2_f32(waiting::<I>(at)) }
 }
 
 #[inline(always)]
@@ -145,7 +147,7 @@ impl Columns {
     /// Puts q where only this thread reads it: it is not needed often enough to hold registers.
     ///
     /// # Safety
-    /// Nobody reads A' or the gradient of v_new any more.
+    /// Nobody reads dw any more.
     #[inline(always)]
     pub unsafe fn park(&self, at: &Place) {
         // SAFETY: this thread's own words.
@@ -156,7 +158,7 @@ impl Columns {
 /// Where this thread's q of its first token is parked.
 #[inline(always)]
 fn parked(at: &Place) -> u32 {
-    at.base + if at.half == 0 { PARKED[0] } else { PARKED[1] } + at.s * 1024 + at.lane * 4
+    at.base + PARKED + at.half * PANEL + at.s * 1024 + at.lane * 4
 }
 
 /// Factors of the rows of q (its norm's, and the scale) and of k of token `I` of this thread.
@@ -225,21 +227,22 @@ pub(super) fn own(at: &Place) -> u32 {
     (at.lane / 4) * 16 + (at.lane % 4) * 4
 }
 
-/// Loads q, k and decays, leaves norms and decays of blocks, and the image of k exp G. Contains barriers of the block.
+/// Takes q, k and decays to registers, leaves norms and decays of blocks, and the image of k exp G. Contains barriers of the block.
 ///
 /// # Safety
-/// By all threads.
+/// By all threads, after a barrier of the block behind the copies.
 #[inline(always)]
-pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
-    let sizes = &p.prep.tables.sizes;
-    let h = sizes.h.max(1);
-    let qk_head = at.head as u32 / (sizes.hv / h).max(1);
+pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place, item: &Item) -> Columns {
     let first = 8 * at.s;
-    // SAFETY: rows of this chunk.
-    let [q, k] =
-        unsafe { [Rows::of(at, &p.prep.q, h, qk_head, 2).pairs(), Rows::of(at, &p.prep.k, h, qk_head, 2).pairs()] };
+    let given = at.base + first * 256 + at.channel * 2;
+    let (mut q, mut k) = ([0u32; 8], [0u32; 8]);
+    // SAFETY: rows were brought before a barrier.
+    repeat!(I in 8 => { unsafe {
+        q[I] = ptx::ld_shared_u32(given + Q_GIVEN + I as u32 * 256);
+        k[I] = ptx::ld_shared_u32(given + K_GIVEN + I as u32 * 256);
+    } });
     // SAFETY: as the function says.
-    let e = unsafe { decays::<G>(&p.prep, at) };
+    let e = unsafe { decays::<G>(p, at) };
     // Sums of squares over this warp's 64 channels: of q, then of k.
     let mut squares = [0f32; 16];
     let mut total = [1.0f32; 2];
@@ -261,6 +264,7 @@ pub(super) unsafe fn load<G: Gate>(p: &GradParams, at: &Place) -> Columns {
         warp::sync();
         ptx::st_shared_v2_f32(own_pair(at, TOTALS), total[0], total[1]);
         thread::sync_threads();
+        bring_rest::<G>(p, at, item);
         if at.thread < 128 {
             let [a, b] = ptx::ld_shared_v2_f32(at.base + SQUARE_SUMS + at.thread * 8);
             let norm = if p.prep.l2norm != 0 { ptx::rsqrt_approx_f32(a + b + NORM_EPSILON) } else { 1.0 };

@@ -15,8 +15,8 @@ use crate::math::sigmoid;
 use crate::params::{GradParams, Tensor};
 use crate::prep::floored_beta;
 
-/// Shares of dt_bias's gradient of blocks of 8 tokens, `[8,128]`: where levels had operands.
-const BIAS_SHARES: u32 = rows_at(1);
+/// Shares of dt_bias's gradient of blocks of 8 tokens, `[8,128]`: where levels had decays.
+const BIAS_SHARES: u32 = TOTALS;
 
 /// Stores rows of `[tokens, HV, K]`.
 #[inline(always)]
@@ -109,6 +109,9 @@ unsafe fn warp_sum(mut x: f32) -> f32 {
 pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Columns, g: &mut Gradients) {
     // SAFETY: every word has one writer; barriers between writing and reading; rows of this chunk.
     unsafe {
+        // What is read from the caller's tensors at the end is asked for now.
+        let slopes = Slopes::of::<G>(&p.prep, at);
+        let token = Token::of::<G>(p, at, &slopes);
         let mut dq = [[0f32; 2]; 8];
         repeat!(I in 8 => { dq[I] = d_q::<I>(at); });
         if p.prep.l2norm != 0 {
@@ -134,12 +137,12 @@ pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Colum
             ptx::st_shared_f32(to + (8 * at.s + number % 8) * 4, sum);
         }
         if G::PER_CHANNEL {
-            through_channel_gates::<G>(p, at, g);
+            through_channel_gates(p, at, g, &slopes);
         }
         warp::sync();
         thread::sync_threads();
         if at.warp < 2 {
-            of_token::<G>(p, at);
+            of_token::<G>(p, at, &slopes, token);
         }
         warp::sync();
         if G::PER_CHANNEL {
@@ -178,10 +181,9 @@ pub(super) unsafe fn finish<G: Gate>(p: &GradParams, at: &Place, columns: &Colum
 
 /// Gradient of what a gate with a decay per channel was given, and the shares of its parameters.
 #[inline(always)]
-unsafe fn through_channel_gates<G: Gate>(p: &GradParams, at: &Place, g: &mut Gradients) {
+unsafe fn through_channel_gates(p: &GradParams, at: &Place, g: &mut Gradients, slopes: &Slopes) {
     // SAFETY: as in `finish`.
     unsafe {
-        let slopes = Slopes::of::<G>(&p.prep, at);
         if !slopes.given() {
             let x = given(&p.prep, at);
             // Rows beyond the chunk hold what later tokens would get.
@@ -201,11 +203,44 @@ unsafe fn through_channel_gates<G: Gate>(p: &GradParams, at: &Place, g: &mut Gra
     }
 }
 
+/// What [`of_token`] needs of the caller's tensors, for the first two warps.
+#[derive(Clone, Copy)]
+struct Token {
+    beta: f32,
+    /// What a gate of one number was given.
+    g: f32,
+}
+
+/// Where a thread's token is in `[tokens, HV]`.
+#[inline(always)]
+fn token_place(p: &GradParams, at: &Place) -> usize {
+    (at.token + at.thread as usize) * p.prep.tables.sizes.hv as usize + at.head
+}
+
+impl Token {
+    /// # Safety
+    /// By whole warps.
+    #[inline(always)]
+    unsafe fn of<G: Gate>(p: &GradParams, at: &Place, slopes: &Slopes) -> Self {
+        let mut token = Self { beta: 0.0, g: 0.0 };
+        // SAFETY: a row of this chunk; lanes meet again.
+        unsafe {
+            if at.thread < at.len {
+                token.beta = element(&p.prep.beta, token_place(p, at));
+                if !G::PER_CHANNEL && !slopes.given() {
+                    token.g = element(&p.prep.g, token_place(p, at));
+                }
+            }
+            warp::sync();
+        }
+        token
+    }
+}
+
 /// dbeta of a token, and GDN's dg; its gate's shares of two warps' tokens.
 #[inline(always)]
-unsafe fn of_token<G: Gate>(p: &GradParams, at: &Place) {
-    let (valid, hv) = (at.thread < at.len, p.prep.tables.sizes.hv as usize);
-    let place = (at.token + at.thread as usize) * hv + at.head;
+unsafe fn of_token<G: Gate>(p: &GradParams, at: &Place, slopes: &Slopes, token: Token) {
+    let (valid, place) = (at.thread < at.len, token_place(p, at));
     // SAFETY: as in `finish`.
     unsafe {
         let sum = |from: u32, to: u32| {
@@ -214,7 +249,7 @@ unsafe fn of_token<G: Gate>(p: &GradParams, at: &Place) {
         };
         if valid {
             let d_beta = sum(D_BETA, D_BETA + 256) + sum(ROW_SUMS, ROW_SUMS + 512);
-            let (given, factor) = (element(&p.prep.beta, place), p.prep.beta_factor);
+            let (given, factor) = (token.beta, p.prep.beta_factor);
             let d_beta = if factor == 0.0 {
                 d_beta / floored_beta::<bf16>(given)
             } else {
@@ -224,12 +259,10 @@ unsafe fn of_token<G: Gate>(p: &GradParams, at: &Place) {
             ptx::st_global_f32((p.dbeta.addr as *mut f32).wrapping_add(place), d_beta);
         }
         if !G::PER_CHANNEL {
-            let slopes = Slopes::of::<G>(&p.prep, at);
             let mut dg = sum(ROW_SUMS + 256, ROW_SUMS + 768);
             let mut share = 0.0;
             if !slopes.given() {
-                let x = if valid { element(&p.prep.g, place) } else { 0.0 };
-                dg = slopes.back(dg, x, 0, &mut share);
+                dg = slopes.back(dg, token.g, 0, &mut share);
                 share = slopes.of_a_log(share);
             }
             if valid {

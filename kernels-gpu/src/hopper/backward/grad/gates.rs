@@ -2,14 +2,15 @@
 
 use cuda_std::{ptx, warp};
 
-use super::body::Place;
+use super::body::{G_GIVEN, Place};
+use super::bring::wide;
 use super::columns::scaled;
 use super::rows::Rows;
 use crate::element::DtypeCode;
 use crate::gate::Gate;
-use crate::hopper::gate::{LOG2_E, bias, element, log2_softplus, slope};
-use crate::hopper::repeat;
-use crate::params::{GateForm, PrepParams};
+use crate::hopper::gate::{LOG2_E, element, log2_softplus};
+use crate::hopper::{repeat, unpack};
+use crate::params::{GateForm, GradParams, PrepParams};
 
 /// What the gate was given for this thread's tokens and channels, without bias; 0 beyond the chunk. For gates with a decay per channel.
 ///
@@ -20,6 +21,28 @@ pub(super) unsafe fn given(p: &PrepParams, at: &Place) -> [[f32; 2]; 8] {
     let wide = p.g.dtype() == DtypeCode::F32;
     // SAFETY: rows of this chunk.
     unsafe { Rows::of(at, &p.g, p.tables.sizes.hv, at.head as u32, if wide { 4 } else { 2 }).load(wide) }
+}
+
+/// exp A_log of the head.
+///
+/// # Safety
+/// It was brought before a barrier.
+#[inline(always)]
+unsafe fn slope(at: &Place) -> f32 {
+    // SAFETY: by contract.
+    unsafe { ptx::ld_shared_f32(at.gate + 512) }
+}
+
+/// The bias of this thread's channels.
+///
+/// # Safety
+/// It was brought before a barrier.
+#[inline(always)]
+unsafe fn bias<G: Gate>(at: &Place) -> [f32; 2] {
+    // SAFETY: by contract.
+    unsafe {
+        if G::PER_CHANNEL { ptx::ld_shared_v2_f32(at.gate + at.channel * 4) } else { [ptx::ld_shared_f32(at.gate); 2] }
+    }
 }
 
 /// 1 / (1 + e^-x).
@@ -36,20 +59,41 @@ fn sigmoid_slope(x: f32) -> f32 {
     u * r * r
 }
 
+/// The same from where it was brought to.
+///
+/// # Safety
+/// After a barrier of the block behind the copies.
+#[inline(always)]
+unsafe fn brought(p: &GradParams, at: &Place) -> [[f32; 2]; 8] {
+    let mut x = [[0f32; 2]; 8];
+    // SAFETY: by contract.
+    unsafe {
+        if wide(p) {
+            let from =
+                at.base + G_GIVEN[0] + (at.s / 4) * (G_GIVEN[1] - G_GIVEN[0]) + (at.s % 4) * 4096 + at.channel * 4;
+            repeat!(I in 8 => { x[I] = ptx::ld_shared_v2_f32(from + I as u32 * 512); });
+        } else {
+            let from = at.base + G_GIVEN[0] + at.s * 2048 + at.channel * 2;
+            repeat!(I in 8 => { x[I] = unpack(ptx::ld_shared_u32(from + I as u32 * 256)); });
+        }
+    }
+    x
+}
+
 /// Decays of this thread's tokens and channels; 1 beyond the chunk.
 ///
 /// # Safety
-/// By whole warps.
+/// By whole warps, after a barrier of the block behind the copies.
 #[inline(always)]
-pub(super) unsafe fn decays<G: Gate>(p: &PrepParams, at: &Place) -> [[f32; 2]; 8] {
+pub(super) unsafe fn decays<G: Gate>(p: &GradParams, at: &Place) -> [[f32; 2]; 8] {
     let mut e = [[0f32; 2]; 8];
     // SAFETY: by contract.
     unsafe {
         if G::PER_CHANNEL {
-            let g = log2_decays(p, at, given(p, at), bias::<G>(p, at.head, at.channel as usize));
+            let g = log2_decays(&p.prep, at, brought(p, at), bias::<G>(at));
             repeat!(I in 8 => { e[I] = [ptx::ex2_approx_ftz_f32(g[I][0]), ptx::ex2_approx_ftz_f32(g[I][1])]; });
         } else {
-            let of_lane = ptx::ex2_approx_ftz_f32(log2_decay_of_token::<G>(p, at));
+            let of_lane = ptx::ex2_approx_ftz_f32(log2_decay_of_token::<G>(&p.prep, at));
             warp::sync();
             repeat!(I in 8 => { e[I] = [warp::shuffle_idx(of_lane, I as u32); 2]; });
         }
@@ -70,7 +114,7 @@ unsafe fn log2_decay_of_token<G: Gate>(p: &PrepParams, at: &Place) -> f32 {
         return x * LOG2_E;
     }
     // SAFETY: this head's.
-    let (a, [bias, _]) = unsafe { (slope(p, at.head), bias::<G>(p, at.head, 0)) };
+    let (a, [bias, _]) = unsafe { (slope(at), bias::<G>(at)) };
     if p.gate_form == GateForm::Softplus as u32 {
         -a * log2_softplus(x + bias)
     } else {
@@ -86,7 +130,7 @@ unsafe fn log2_decays(p: &PrepParams, at: &Place, mut x: [[f32; 2]; 8], bias: [f
         return x;
     }
     // SAFETY: this head's.
-    let a = unsafe { slope(p, at.head) };
+    let a = unsafe { slope(at) };
     if p.gate_form == GateForm::Softplus as u32 {
         repeat!(I in 8 => {
             x[I] = [-a * log2_softplus(x[I][0] + bias[0]), -a * log2_softplus(x[I][1] + bias[1])];
@@ -122,9 +166,7 @@ impl Slopes {
         let form = p.gate_form;
         let (softplus, given) = (form == GateForm::Softplus as u32, form == GateForm::Given as u32);
         // SAFETY: by contract.
-        let (a, bias) = unsafe {
-            if given { (1.0, [0.0; 2]) } else { (slope(p, at.head), bias::<G>(p, at.head, at.channel as usize)) }
-        };
+        let (a, bias) = unsafe { if given { (1.0, [0.0; 2]) } else { (slope(at), bias::<G>(at)) } };
         Self { softplus, given, a, bound: p.bound, bias }
     }
 

@@ -11,19 +11,21 @@ use super::stage::pair_at;
 use crate::gate::Gate;
 use crate::hopper::repeat;
 
-/// This thread's pair in each of 8 rows of a tile.
-struct Pairs(u32);
+/// This thread's pair in each of 8 rows of a tile: where it were if the tile began where the block's memory does, and the tile. All tiles
+/// then share permuted addresses, and differ in what an instruction adds.
+#[derive(Clone, Copy)]
+struct Pairs(u32, u32);
 
 impl Pairs {
     #[inline(always)]
     fn of(at: &Place, tile: u32, first: u32) -> Self {
-        Self(pair_at(at.base + tile, first, at.channel))
+        Self(pair_at(at.base, first, at.channel), tile)
     }
 
     #[inline(always)]
     unsafe fn read<const I: usize>(&self) -> [f32; 2] {
         // SAFETY: written before a barrier. The rows begin where groups of channels are not permuted.
-        unsafe { ptx::ld_shared_v2_f32((self.0 ^ ((I as u32 % 4) << 5)) + I as u32 * 512) }
+        unsafe { ptx::ld_shared_v2_f32((self.0 ^ ((I as u32 % 4) << 5)) + self.1 + I as u32 * 512) }
     }
 }
 
@@ -41,9 +43,10 @@ unsafe fn add_rows<G: Gate, const FIRST: bool>(
     repeat!(I in 8 => {
         decay = times(decay, columns.e[I]);
         // SAFETY: written before barriers.
-        let ([q, k], [of_q, of_k]) = unsafe { (columns.rows::<I>(at), [of[0].read::<I>(), of[1].read::<I>()]) };
+        let ([of_q, of_k], k) = (unsafe { [of[0].read::<I>(), of[1].read::<I>()] }, columns.right::<I>());
         // SAFETY: begun by this thread, if this is not the first.
         unsafe {
+            let [q, _] = columns.rows::<I>(at);
             let d_q = if FIRST {
                 let [norm_q, norm_k] = norms::<I>(at);
                 sums.rows[I] = times(of_k, scaled(decay, norm_k));

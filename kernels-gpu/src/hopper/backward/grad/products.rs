@@ -12,18 +12,18 @@ use crate::hopper::{
 use crate::params::GradParams;
 use crate::tile::Warpgroup;
 
-/// Sums over V. Of the first two warpgroups: dw, stored; dP, stored, and the second's dR v^T, returned second. Of the others do S, and R D.
+/// Sums over V. Of the first two warpgroups: dw, stored; dP and dR v^T, returned second. Of the others do S, and R D.
 ///
 /// # Safety
 /// By all threads, after the copies of this thread's were awaited and announced to products, and a barrier of the block.
 #[inline(always)]
-pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2]) -> [[f32; 32]; 2] {
+pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2], parity: u32) -> [[f32; 32]; 2] {
     let base = at.base;
     let (group, half) = at.group();
     let (mut first, mut second) = ([0f32; 32], [0f32; 32]);
     // SAFETY: operands are complete; registers are carried by the wait.
     unsafe {
-        wait(barriers[0], 0);
+        wait(barriers[0], parity);
         let a = by_rows(base + if group == 0 { D_R } else { D_O });
         let b = by_columns(base + S + half * PANEL, PANEL);
         ptx::wgmma_fence();
@@ -33,7 +33,7 @@ pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2]) -> [[f32; 32]; 
             ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 0, 1>(&mut first, a + row_step(J, PANEL), b, (J != 0) as u32);
         });
         ptx::wgmma_commit_group();
-        wait(barriers[1], 0);
+        wait(barriers[1], parity);
         // While the first product is under way.
         dots_of_states(at);
         if group == 0 {
@@ -47,9 +47,6 @@ pub(super) unsafe fn over_values(at: &Place, barriers: [u32; 2]) -> [[f32; 32]; 
             ptx::wgmma_commit_group();
             ptx::wgmma_wait_group::<0>((&mut first, &mut second));
             put_panel::<true>(&first, base + D_W + half * PANEL, at.warp % 4, at.lane);
-            if half == 0 {
-                scatter::<false>(at, &second);
-            }
             ptx::fence_proxy_async_shared();
         } else {
             let (a, b) = (by_rows(base + R), by_columns(base + D + half * PANEL, PANEL));
@@ -81,31 +78,27 @@ unsafe fn dots_of_states(at: &Place) {
     }
 }
 
-/// do S and R D, for the threads that own columns.
+/// do S, R D and A'^T dw, for the threads that own columns.
 ///
 /// # Safety
-/// By all threads, after a barrier of the block.
+/// By the third and fourth warpgroups, after a barrier of the block behind [`over_values`].
 #[inline(always)]
 pub(super) unsafe fn stage_around(at: &Place, first: &[f32; 32], second: &[f32; 32]) {
-    let (group, half) = at.group();
-    if group == 1 {
-        // SAFETY: nobody reads the states any more.
-        unsafe {
-            stage(at, first, at.base + AROUND_Q, half);
-            stage(at, second, at.base + AROUND_COLUMNS, half);
-        }
+    // SAFETY: nobody reads states, R and do any more.
+    unsafe {
+        stage(at, first, at.base + AROUND_Q, at.half);
+        stage(at, second, at.base + AROUND_COLUMNS, at.half);
+        let x = behind_the_inverse(at, D_W, at.half);
+        stage(at, &x, at.base + AROUND_K, at.half);
     }
 }
 
-/// dN, by the second warpgroup, from its dR v^T: `X = strict_tril(dR v^T + dw (k exp G)^T)`, `dN = - strict_tril(A'^T X A'^T)`.
+/// dN, from dR v^T: `X = strict_tril(dR v^T + dw (k exp G)^T)`, `dN = - strict_tril(A'^T X A'^T)`.
 ///
 /// # Safety
-/// By all threads, after a barrier of the block.
+/// By the second warpgroup, after a barrier of the block behind [`over_values`].
 #[inline(always)]
 pub(super) unsafe fn through_the_inverse(wg: &mut Warpgroup<'_>, at: &Place, x: &mut [f32; 32]) {
-    if at.warp / 4 != 1 {
-        return;
-    }
     let base = at.base;
     // SAFETY: operands were written before barriers; registers are carried by the waits.
     unsafe {
@@ -117,6 +110,7 @@ pub(super) unsafe fn through_the_inverse(wg: &mut Warpgroup<'_>, at: &Place, x: 
         });
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group::<0>(&mut *x);
+        ptx::bar_arrive_id::<D_W_READ, 384>();
         let (row, column) = corner(at);
         let mut operand = [0u32; 16];
         repeat!(I in 16 => {
@@ -151,35 +145,39 @@ pub(super) unsafe fn through_the_inverse(wg: &mut Warpgroup<'_>, at: &Place, x: 
     }
 }
 
-/// Products with A'^T, while the second warpgroup is busy with dN: the first's, dv, stored, with its row sums with v; those of the others,
-/// A'^T dw, for the threads that own columns.
+/// A'^T times 64 columns of an image.
 ///
 /// # Safety
-/// By all threads, after the barrier behind [`over_values`].
+/// By a whole warpgroup; operands were written before barriers.
 #[inline(always)]
-pub(super) unsafe fn with_the_inverse(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place) {
-    let (base, warpgroup) = (at.base, at.warp / 4);
-    if warpgroup == 1 {
-        return;
+unsafe fn behind_the_inverse(at: &Place, image: u32, half: u32) -> [f32; 32] {
+    let mut x = [0f32; 32];
+    let (a, b) = (by_columns(at.base + A, PANEL), by_columns(at.base + image + half * PANEL, PANEL));
+    // SAFETY: by contract; registers are carried by the wait.
+    unsafe {
+        ptx::wgmma_fence();
+        repeat!(J in 4 => {
+            let (a, b) = (a + column_step(J), b + column_step(J));
+            ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 1, 1>(&mut x, a, b, (J != 0) as u32);
+        });
+        ptx::wgmma_commit_group();
+        ptx::wgmma_wait_group::<0>(&mut x);
     }
-    let (image, mut half, last) = if warpgroup == 0 { (D_R, 0, 1) } else { (D_W, warpgroup - 2, warpgroup - 2) };
-    while half <= last {
-        let mut x = [0f32; 32];
-        // SAFETY: operands were written before barriers; registers are carried by the wait.
+    x
+}
+
+/// dv, stored, and its row sums with v.
+///
+/// # Safety
+/// By the first warpgroup, after a barrier of the block behind [`over_values`].
+#[inline(always)]
+pub(super) unsafe fn d_v(wg: &mut Warpgroup<'_>, p: &GradParams, at: &Place) {
+    let mut half = 0;
+    while half < 2 {
+        // SAFETY: by contract.
         unsafe {
-            let (a, b) = (by_columns(base + A, PANEL), by_columns(base + half * PANEL + image, PANEL));
-            ptx::wgmma_fence();
-            repeat!(J in 4 => {
-                let (a, b) = (a + column_step(J), b + column_step(J));
-                ptx::wgmma_m64n64k16_bf16_ss::<1, 1, 1, 1>(&mut x, a, b, (J != 0) as u32);
-            });
-            ptx::wgmma_commit_group();
-            ptx::wgmma_wait_group::<0>(&mut x);
-            if warpgroup == 0 {
-                store_d_v(wg, p, at, &x, half);
-            } else {
-                stage(at, &x, base + AROUND_K, half);
-            }
+            let x = behind_the_inverse(at, D_R, half);
+            store_d_v(wg, p, at, &x, half);
         }
         half += 1;
     }

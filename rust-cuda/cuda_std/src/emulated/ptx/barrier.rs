@@ -40,6 +40,14 @@ pub unsafe fn bar_sync_id<const ID: u32, const THREADS: u32>() {
     barrier(site, ID, Some(THREADS), At::Sync);
 }
 
+/// Arrives at barrier `ID`, as [`bar_sync_id`] does, without waiting.
+#[track_caller]
+pub unsafe fn bar_arrive_id<const ID: u32, const THREADS: u32>() {
+    const { assert!(ID < 16 && THREADS > 0 && THREADS.is_multiple_of(32)) };
+    let site = Site::here("bar.arrive").with([ID as i32, THREADS as i32, 0, 0, 0]);
+    barrier(site, ID, Some(THREADS), At::Arrive);
+}
+
 /// Waits for the threads of `mask` in this warp and orders their memory accesses.
 #[track_caller]
 pub unsafe fn bar_warp_sync(mask: u32) {
