@@ -263,7 +263,7 @@ fn keep<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, at: &Place, t:
     to_operand(wg, t);
     let (first, rows) = share_of(at.count, wg.count(), wg.index());
     if rows > 0 {
-        wg.store(state_in(p, at, row).row_range(first, rows), t.state.row_range(first, rows));
+        wg.store_rows(state_in(p, at, row).row_range(first, rows), t.state.row_range(first, rows));
     }
     wg.sync_block();
 }
@@ -297,9 +297,11 @@ fn to_operand<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>) {
     wg.sync_block();
     let (first, rows) = share_of(t.state.rows(), wg.count(), wg.index());
     if rows > 0 {
-        wg.convert(t.operand.row_range(first, rows), t.state.row_range(first, rows), |x| x);
-        if !E::WIDE {
-            wg.convert(t.rest.row_range(first, rows), t.state.row_range(first, rows), |x| x - E::round(x));
+        let (operand, state) = (t.operand.row_range(first, rows), t.state.row_range(first, rows));
+        if E::WIDE {
+            wg.convert(operand, state, |x| x);
+        } else {
+            wg.split(operand, t.rest.row_range(first, rows), state);
         }
     }
     wg.sync_block();
@@ -333,7 +335,7 @@ fn compose<E: OperandElement>(
     let layout = &p.channel.layout;
     let mut acc = Acc::zeros(t.state.rows(), width);
     if let Some(s) = s {
-        acc.add_global(wg, s.columns(channel, width));
+        acc.add_rows(wg, s.columns(channel, width));
     }
     for i in 0..layout.m_blocks() {
         // Rows of what lies there are columns of M.
@@ -350,9 +352,10 @@ fn compose<E: OperandElement>(
             let (m, m_rest) = (t.m.part(0, 0, source.rows, source.cols), t.m_rest.part(0, 0, source.rows, source.cols));
             let m_is_wider = !E::WIDE && source.tensor.dtype() == DtypeCode::F32;
             wg.sync();
-            wg.load(m, source);
             if m_is_wider {
-                wg.load_map(m_rest, source, 0.0, |x| x - E::round(x));
+                wg.load_split(m, m_rest, source);
+            } else {
+                wg.load(m, source);
             }
             wg.sync();
             let (m, m_rest) = if p.m_transposed != 0 { (m.t(), m_rest.t()) } else { (m, m_rest) };

@@ -4,7 +4,7 @@
 //! are few, most multiprocessors have nothing to do, and parts give them work: each is walked from a zero state, with the
 //! columns of its transition, and merged and corrected afterwards, as among PEs. That is no gift. All parts but the first walk
 //! K more columns, their outputs are written and corrected once more, and a backward step walks them twice. So parts are
-//! made only as far as there are idle multiprocessors, and not for less than [`FEWEST`] of them.
+//! made only as far as there are idle multiprocessors, and where [`Cost`] says that a forward step gains by them.
 //!
 //! It is a matter of one PE: whatever its parts are, it sends the same summaries.
 
@@ -14,8 +14,41 @@ use crate::plan::{RankPlan, Segment};
 /// Fewest parts that are worth it, where nobody asks for a number: two walk about as long backward as one, and more in all.
 const FEWEST: usize = 3;
 
-/// Fewest chunks of a part, where nobody asks for a number: below, what a launch and a merge take is no longer small beside a walk.
-const FEWEST_CHUNKS: usize = 16;
+/// Microseconds of what parts change in a forward step.
+struct Cost {
+    /// A chunk of a walk from a state that is there.
+    chunk: f64,
+    /// A chunk of a part's walk, with the columns of M.
+    with_m: f64,
+    /// Whatever the parts: the start of a walk with M, two more launches.
+    fixed: f64,
+    /// To merge a part.
+    merge: f64,
+    /// To correct the outputs of a chunk of a head, for each block that the head's walk takes.
+    correct: f64,
+    /// Of what a whole walk takes, the least that must be gained.
+    gain: f64,
+}
+
+/// As measured on an H200 with the bodies for Hopper, K = V = 128, 8 heads, and slow gates: how far M reaches is not known when
+/// parts are made, and where it ends early the parts cost less. Walks of 512 chunks took 596 us; of parts of 128, 64, 32 and 16
+/// chunks 376, 208, 113 and 75 us with fast and 411, 246, 119 and 78 us with slow gates; corrections of 512 and 128 chunks in 4 parts 113
+/// and 40 us. Other bodies are slower in all of this alike.
+const COST: Cost = Cost { chunk: 1.16, with_m: 2.8, fixed: 45.0, merge: 4.0, correct: 0.02, gain: 0.1 };
+
+impl Cost {
+    /// Of a segment of `chunks` chunks that is walked whole.
+    fn whole(&self, chunks: usize) -> f64 {
+        self.chunk * chunks as f64
+    }
+
+    /// Of the same in `count` parts, all of which are walked at the same time.
+    fn cut(&self, chunks: usize, count: usize, blocks: usize) -> f64 {
+        let corrected = (chunks - chunks.div_ceil(count)) * blocks;
+        let walk = self.with_m * chunks.div_ceil(count) as f64;
+        self.fixed + walk + self.merge * count as f64 + self.correct * corrected as f64
+    }
+}
 
 /// What the number of parts follows from, beside the segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,14 +60,15 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Parts of a segment of `chunks` chunks, of `all` on this PE: as many as fill the multiprocessors once, if all segments are cut
-    /// into parts of equal length.
+    /// Parts of a segment of `chunks` chunks, of `all` on this PE: the cheapest number, of those that the multiprocessors walk at the
+    /// same time if all segments are cut into parts of equal length.
     fn parts(&self, chunks: usize, all: usize) -> usize {
         let parts = self.multiprocessors / self.blocks.max(1);
         // Its share, rounded down: more parts than fit would be walked one round later.
-        let share = chunks * parts / all.max(1);
-        let count = share.min(chunks / FEWEST_CHUNKS);
-        if count < FEWEST { 1 } else { count }
+        let share = (chunks * parts / all.max(1)).min(chunks);
+        let cost = |&count: &usize| COST.cut(chunks, count, self.blocks);
+        let best = (FEWEST..=share).min_by(|a, b| cost(a).total_cmp(&cost(b)));
+        best.filter(|count| cost(count) <= (1.0 - COST.gain) * COST.whole(chunks)).unwrap_or(1)
     }
 }
 
@@ -153,20 +187,35 @@ mod tests {
 
     const ROOM: Room = Room { multiprocessors: 132, blocks: 16 };
 
+    /// Parts of one sequence of `tokens` tokens that has a PE for itself.
+    fn chosen(tokens: usize, room: Room) -> usize {
+        let plan = Plan::batch(1, tokens, &Cuts::equal(1)).unwrap();
+        Parts::of(&plan.ranks[0], &config(Segments::Auto), room).count(0)
+    }
+
     #[test]
-    fn one_long_sequence_with_few_heads_fills_the_multiprocessors_once() {
-        let plan = Plan::batch(1, 32768, &Cuts::equal(1)).unwrap();
-        let parts = |room| Parts::of(&plan.ranks[0], &config(Segments::Auto), room).count(0);
+    fn one_long_sequence_with_few_heads_fills_the_multiprocessors_at_most_once() {
         // 8 heads with two blocks each.
-        assert_eq!(parts(ROOM), 8);
-        assert_eq!([8, 32, 44, 45, 64].map(|blocks| parts(Room { blocks, ..ROOM })), [16, 4, 3, 1, 1]);
-        assert_eq!(parts(Room { multiprocessors: 1, blocks: 1 }), 1);
-        assert_eq!(parts(Room { blocks: 1, ..ROOM }), 32);
+        assert_eq!(chosen(32768, ROOM), 8);
+        assert_eq!([8, 32, 45, 64].map(|blocks| chosen(32768, Room { blocks, ..ROOM })), [16, 1, 1, 1]);
+        assert_eq!(chosen(32768, Room { multiprocessors: 1, blocks: 1 }), 1);
+        // One head could be cut into 132, but each has to be merged.
+        let most = chosen(32768, Room { blocks: 2, ..ROOM });
+        assert!((10..40).contains(&most), "{most}");
+    }
+
+    #[test]
+    fn what_was_measured_to_be_slower_in_parts_is_walked_whole() {
+        // 8 heads and 8192 tokens: 239 us whole, 284 and more in parts.
+        assert_eq!(chosen(8192, ROOM), 1);
+        // 32 heads.
+        assert_eq!(chosen(8192, Room { blocks: 64, ..ROOM }), 1);
+        assert_eq!(chosen(1024, Room { blocks: 1, ..ROOM }), 1);
     }
 
     #[test]
     fn many_and_short_sequences_are_walked_whole_beside_a_long_one() {
-        let plan = Plan::packed(&[0, 640, 640, 20_000, 20_100], &Cuts::equal(1)).unwrap();
+        let plan = Plan::packed(&[0, 640, 640, 40_000, 40_100], &Cuts::equal(1)).unwrap();
         let parts = Parts::of(&plan.ranks[0], &config(Segments::Auto), ROOM);
         assert_eq!([0, 1, 2, 3].map(|segment| parts.count(segment)), [1, 1, 7, 1]);
         assert_eq!((parts.lanes(), parts.most()), (7, 7));

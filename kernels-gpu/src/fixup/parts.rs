@@ -162,7 +162,7 @@ fn along<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'
             let index = at.row as usize * p.channel.layout.blocks() as usize + block as usize;
             cut::note(wg, p.cuts, index, Cut { dropped: 0, ..cut });
             if !empty && p.transitions.is_present() {
-                wg.store(kept_transition(p, at.row, block), t.state);
+                wg.store_rows(kept_transition(p, at.row, block), t.state);
             }
         }
         sent = send(wg, p, port, at, t.state, empty);
@@ -175,7 +175,7 @@ fn along<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &FixParams, port: &Port<'
 fn load<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &Tiles<E>, source: Matrix) {
     let (first, rows) = share_of(t.state.rows(), wg.count(), wg.index());
     if rows > 0 {
-        wg.load(t.state.row_range(first, rows), source.row_range(first, rows));
+        wg.load_rows(t.state.row_range(first, rows), source.row_range(first, rows));
     }
 }
 

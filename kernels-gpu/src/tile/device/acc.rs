@@ -12,9 +12,9 @@ use crate::params::Matrix;
 
 /// An accumulator tile of `rows` x `cols`, both multiples of 16 and at most 64.
 pub struct Acc {
-    rows: u32,
-    cols: u32,
-    data: [f32; 32],
+    pub(super) rows: u32,
+    pub(super) cols: u32,
+    pub(super) data: [f32; 32],
 }
 
 /// Runs `$body` for each of a thread's elements inside the tile, with row `$r`, column `$c` and element `$x`. A

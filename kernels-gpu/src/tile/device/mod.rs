@@ -22,6 +22,7 @@ mod put;
 #[cfg(emulated)]
 #[path = "../host/put.rs"]
 mod put;
+mod rows;
 mod shared;
 
 pub use acc::Acc;

@@ -37,6 +37,11 @@ pub trait DeviceElement: Element {
     /// # Safety
     /// The address must be that of such an element.
     unsafe fn store(addr: u32, x: f32);
+    /// Rounds and stores four that lie side by side.
+    ///
+    /// # Safety
+    /// The address must be that of such elements, aligned to their size together.
+    unsafe fn store_four(addr: u32, x: [f32; 4]);
 }
 
 impl DeviceElement for f32 {
@@ -50,6 +55,11 @@ impl DeviceElement for f32 {
         // SAFETY: by contract.
         unsafe { ptx::st_shared_f32(addr, x) }
     }
+    #[inline(always)]
+    unsafe fn store_four(addr: u32, x: [f32; 4]) {
+        // SAFETY: by contract.
+        unsafe { ptx::st_shared_v4_f32(addr, x[0], x[1], x[2], x[3]) }
+    }
 }
 impl DeviceElement for bf16 {
     #[inline(always)]
@@ -62,6 +72,11 @@ impl DeviceElement for bf16 {
         // SAFETY: by contract.
         unsafe { ptx::st_shared_b16(addr, ptx::cvt_rn_bf16_f32(x)) }
     }
+    #[inline(always)]
+    unsafe fn store_four(addr: u32, x: [f32; 4]) {
+        // SAFETY: by contract.
+        unsafe { ptx::st_shared_v2_u32(addr, ptx::cvt_rn_bf16x2_f32(x[1], x[0]), ptx::cvt_rn_bf16x2_f32(x[3], x[2])) }
+    }
 }
 impl DeviceElement for f16 {
     #[inline(always)]
@@ -73,6 +88,11 @@ impl DeviceElement for f16 {
     unsafe fn store(addr: u32, x: f32) {
         // SAFETY: by contract.
         unsafe { ptx::st_shared_b16(addr, ptx::cvt_rn_f16_f32(x)) }
+    }
+    #[inline(always)]
+    unsafe fn store_four(addr: u32, x: [f32; 4]) {
+        // SAFETY: by contract.
+        unsafe { ptx::st_shared_v2_u32(addr, ptx::cvt_rn_f16x2_f32(x[1], x[0]), ptx::cvt_rn_f16x2_f32(x[3], x[2])) }
     }
 }
 

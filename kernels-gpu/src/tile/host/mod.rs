@@ -17,6 +17,7 @@ mod global;
 mod launch;
 mod ops;
 mod put;
+mod rows;
 
 pub use acc::Acc;
 pub use check::{Checker, Fault, FaultKind};
