@@ -214,7 +214,7 @@ const SPILLS: [(&str, u64); 5] = [
     ("convolve_back_", 500),
     ("convolve_", 50),
     ("grad_", 350),
-    ("prep_kda_bf16_hopper", 200),
+    ("prep_kda_bf16_hopper", 40),
     ("scan_push_bf16_hopper_2", 1100),
 ];
 

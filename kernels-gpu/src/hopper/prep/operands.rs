@@ -198,7 +198,7 @@ pub(super) unsafe fn operands(p: &PrepParams, at: &Place) -> [u32; 16] {
         repeat!(I in 16 => {
             let i = I as u32;
             prefix = if I == 0 { e[0] } else { times(prefix, e[I]) };
-            if I % 4 == 0 {
+            if I.is_multiple_of(4) {
                 (norm_q, norm_k) = (four(0, i), four(64, i));
             }
             let (qn, kn) = (scaled(q[I], norm_q[I % 4]), scaled(k[I], norm_k[I % 4]));
