@@ -226,7 +226,7 @@ pub(in crate::hopper) unsafe fn bring_panel<const THREADS: u32>(
                     if I != 0 {
                         source = source.wrapping_add(rows as usize * row_bytes);
                     }
-                    let to = if I % 2 == 0 { even } else { odd } + I as u32 * THREADS * 16;
+                    let to = if I & 1 == 0 { even } else { odd } + I as u32 * THREADS * 16;
                     ptx::cp_async_cg_16(to, source);
                 }
             });
@@ -234,7 +234,7 @@ pub(in crate::hopper) unsafe fn bring_panel<const THREADS: u32>(
             let mut i = 0;
             while i < 512 / THREADS {
                 let valid = first + i * rows < len;
-                let to = if i % 2 == 0 { even } else { odd } + i * THREADS * 16;
+                let to = if i & 1 == 0 { even } else { odd } + i * THREADS * 16;
                 ptx::cp_async_cg_16_zfill(to, if valid { source } else { from }, if valid { 16 } else { 0 });
                 source = source.wrapping_add(rows as usize * row_bytes);
                 i += 1;
