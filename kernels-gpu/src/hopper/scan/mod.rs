@@ -166,9 +166,9 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
                     if N > 1 {
                         ptx::setmaxnreg_dec::<72>();
                     }
-                    wg.sync_roles(N + 1);
+                    wg.sync_block();
                     feed(wg, p, &pipeline, &item, &segment, span);
-                    wg.sync_roles(N + 1);
+                    wg.sync_block();
                     if N > 1 {
                         ptx::setmaxnreg_inc::<168>();
                     }
@@ -180,14 +180,14 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
                     wg.load_fragment(&mut s, state);
                     // The state's tile lies where the stages are: read by ordinary loads, written next by bulk copies.
                     ptx::fence_proxy_async_shared();
-                    wg.sync_roles(N + 1);
+                    wg.sync_block();
                     let columns = Columns::of_block(p, item.first_block + wg.index() as u32);
                     if N > 1 && warp::all(span.first < span.corrected) {
                         walk::<N, true>(wg, p, &pipeline, &item, &segment, columns, &mut s, span);
                     } else {
                         walk::<N, false>(wg, p, &pipeline, &item, &segment, columns, &mut s, span);
                     }
-                    wg.sync_roles(N + 1);
+                    wg.sync_block();
                     wg.store_fragment(state, &s);
                     if N > 1 {
                         ptx::setmaxnreg_dec::<168>();

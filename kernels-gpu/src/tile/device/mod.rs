@@ -176,24 +176,6 @@ impl Warpgroup<'_> {
         thread::sync_threads();
     }
 
-    /// Barrier of the block where its `warpgroups` have work of different kinds, and come from different places. It says how many
-    /// threads meet: one that does not is taken by compute-sanitizer's synccheck for one to which all come from the same place.
-    #[inline(always)]
-    pub fn sync_roles(&mut self, warpgroups: usize) {
-        #[cfg(feature = "racecheck")]
-        self.level_barriers();
-        const { assert!(super::MAX_WARPGROUPS == 4) };
-        // SAFETY: all warpgroups of the block come; whole warps do.
-        unsafe {
-            match warpgroups {
-                1 => ptx::bar_sync_id::<0, 128>(),
-                2 => ptx::bar_sync_id::<0, 256>(),
-                3 => ptx::bar_sync_id::<0, 384>(),
-                _ => ptx::bar_sync_id::<0, 512>(),
-            }
-        }
-    }
-
     /// Passes as many more barriers of this warpgroup as it takes to have passed [`LEVEL`] since the last one of the block.
     #[cfg(feature = "racecheck")]
     fn level_barriers(&mut self) {
