@@ -110,9 +110,9 @@ fn portable_bodies() {
 /// With as many multiprocessors as a GPU has, a few heads are spread over them without being asked for.
 #[test]
 fn a_gpu_spreads_few_heads_by_itself() {
-    let spec = Spec { k: 16, v: 16, dtype: Dtype::F32, ..spec(Op::Kda, 16 * 160) };
+    let spec = Spec { k: 16, v: 16, dtype: Dtype::F32, ..spec(Op::Kda, 16 * 320) };
     let config = Config { chunk: 16, ..Config::default() };
-    for (multiprocessors, parts) in [(132, 10), (2, 1)] {
+    for (multiprocessors, parts) in [(132, 8), (2, 1)] {
         let run = Run { config: config.clone(), hopper: false, multiprocessors, ..Run::on(1) };
         assert_eq!(right(&spec, &run, forward(&spec, &run)).parts, [parts], "{multiprocessors} multiprocessors");
     }

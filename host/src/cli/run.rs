@@ -121,7 +121,7 @@ pub struct Args {
     /// Leave out what a transition M would still do once its norm is below this; 0 leaves out nothing.
     #[arg(long, value_name = "TOLERANCE", default_value = CUT_TOLERANCE, value_parser = cut_tolerance)]
     pub cut_tolerance: f32,
-    /// Into how many parts a PE cuts each of its segments, to walk them side by side: auto, which fills the multiprocessors of a
+    /// Into how many parts a PE cuts each of its segments, to walk them side by side: auto, which does where it gains on a
     /// GPU, or a number (1: never). Mode exact never does.
     #[arg(long, value_name = "N", default_value = "auto")]
     pub segments: Segments,

@@ -74,7 +74,7 @@ pub struct Args {
     /// Gradients as well, for random gradients of the outputs.
     #[arg(long)]
     pub backward: bool,
-    /// Into how many parts a PE cuts each of its segments, to walk them side by side: auto, which fills the multiprocessors of a
+    /// Into how many parts a PE cuts each of its segments, to walk them side by side: auto, which does where it gains on a
     /// GPU, or a number (1: never). Mode exact never does.
     #[arg(long, value_name = "N", default_value = "auto")]
     pub segments: Segments,
