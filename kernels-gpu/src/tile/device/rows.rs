@@ -22,7 +22,7 @@ impl Matrix {
     /// Whether its rows can be accessed four elements at a time, from any column that is a multiple of four.
     #[inline(always)]
     fn by_fours(&self) -> bool {
-        self.col_stride == 1 && (self.row_stride | self.offset) % 4 == 0 && self.tensor.addr % 16 == 0
+        self.col_stride == 1 && (self.row_stride | self.offset).is_multiple_of(4) && self.tensor.addr.is_multiple_of(16)
     }
 
     /// Address of element (r, c), if elements are of `T`.
@@ -44,7 +44,7 @@ impl Warpgroup<'_> {
         store: impl Fn(u32, u32, [f32; 4]),
     ) -> bool {
         let row = cols / 4;
-        if row == 0 || cols % 4 != 0 || THREADS % row != 0 {
+        if row == 0 || !cols.is_multiple_of(4) || !THREADS.is_multiple_of(row) {
             return false;
         }
         let (mut r, c, step) = (self.thread / row, 4 * (self.thread % row), THREADS / row);
