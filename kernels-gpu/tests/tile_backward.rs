@@ -237,7 +237,9 @@ fn sums_of_terms_are_in_order_and_of_any_number() {
 
 #[test]
 fn blocks_of_all_kernels_fit_into_shared_memory() {
+    use bytemuck::Zeroable;
     use kernels_gpu::backward::{grad, reduce, scan, states};
+    use kernels_gpu::params::ReduceParams;
     use kernels_gpu::tile::SHARED_BYTES;
     for element in [2, 4] {
         for chunk in [16, 32, 64] {
@@ -250,7 +252,12 @@ fn blocks_of_all_kernels_fit_into_shared_memory() {
                 }
                 assert!(scan::shared_bytes(k, chunk, element, 1) <= SHARED_BYTES);
                 assert!(states::shared_bytes(k, chunk, element, 1) <= SHARED_BYTES);
-                assert!(reduce::shared_bytes(64 * k) <= SHARED_BYTES);
+                // 64 heads' rows of K columns, and a sum over chunks of as many columns.
+                for (rows, cols) in [(64, k), (1, 64 * k)] {
+                    let mut params = ReduceParams::zeroed();
+                    (params.rows, params.cols) = (rows, cols as u64);
+                    assert!(reduce::launch(&params).shared_bytes <= SHARED_BYTES);
+                }
             }
         }
     }
