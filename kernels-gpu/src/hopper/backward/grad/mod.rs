@@ -1,5 +1,5 @@
 //! `grad` on the tensor cores of Hopper: blocks of 512 threads, one on a multiprocessor, that stay and take one chunk and value head after
-//! the other. Most of the next one's operands are brought while the end of this one is computed ([`bring`]).
+//! the other. Most of the next one's operands are brought while the end of this one is computed (see `bring`).
 //!
 //! It computes what [`crate::backward::grad`] computes, whose formulas and names hold here, from images: the records of `prep`;
 //! `states` and `d_states`, an image (64 rows = V, 128 columns = K) for each 64 columns of V; `v_new` and `d_v_new`, a panel (64 rows
