@@ -3,10 +3,17 @@
 use cuda_std::ptx;
 
 use super::CHANNELS;
+use crate::element::DtypeCode;
 use crate::gate::Gate;
 use crate::params::{PrepParams, Tensor};
 
 pub(super) const LOG2_E: f32 = core::f32::consts::LOG2_E;
+
+/// Whether what the gate was given is f32, not bf16.
+#[inline(always)]
+pub(super) fn is_wide(p: &PrepParams) -> bool {
+    p.g.dtype() == DtypeCode::F32
+}
 
 /// An element of a tensor of any type.
 ///

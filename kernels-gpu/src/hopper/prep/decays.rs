@@ -4,7 +4,7 @@ use cuda_std::ptx;
 
 use super::*;
 use crate::gate::Kda;
-use crate::hopper::gate::{bias, log2_softplus, slope};
+use crate::hopper::gate::{bias, is_wide, log2_softplus, slope};
 
 /// What the gate was given in f32 for this thread's tokens and channels, 0 beyond the chunk; zeros if it is bf16, which is brought with
 /// q and k.
@@ -14,7 +14,7 @@ use crate::hopper::gate::{bias, log2_softplus, slope};
 #[inline(always)]
 pub(super) unsafe fn given_f32(p: &PrepParams, at: &Place) -> [[f32; 2]; 16] {
     let mut g = [[0f32; 2]; 16];
-    if p.g.dtype() == DtypeCode::F32 {
+    if is_wide(p) {
         let hv = p.tables.sizes.hv;
         let from = p.g.addr + (((at.token * hv as usize + at.head) * CHANNELS + 2 * at.c as usize) * 4) as u64;
         repeat!(I in 16 => {

@@ -31,7 +31,6 @@ use super::{
     CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_AQK, RECORD_KG, RECORD_QG, by_columns, by_rows, column_step,
     put_panel, repeat, row_step, sums, unpack,
 };
-use crate::element::DtypeCode;
 use crate::hopper::gate::LOG2_E;
 use crate::math::sigmoid;
 use crate::params::{Chunk, GateForm, PrepParams, StampKind};

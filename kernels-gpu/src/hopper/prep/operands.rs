@@ -7,7 +7,7 @@ use super::factors::note_largest;
 use super::*;
 use half::bf16;
 
-use crate::hopper::gate::element;
+use crate::hopper::gate::{element, is_wide};
 
 /// Places in shared memory of this thread's channels in its rows 0 to 7, if an image of 64 rows lay at its start. Row `i` of an image at
 /// `tile` is at `place[i % 8] + tile + 128 i`: the permuted piece of row `i` is `piece ^ (i % 8)`.
@@ -32,7 +32,7 @@ pub(super) unsafe fn operands(p: &PrepParams, at: &Place) -> [u32; 16] {
     let (qk_head, lane) = (at.head as u32 / group, ptx::laneid());
     let first = 16 * at.s;
     let channel = 2 * at.c as usize;
-    let wide = p.g.dtype() == DtypeCode::F32;
+    let wide = is_wide(p);
     // Everything that is read from global memory is under way before anything is waited for.
     // SAFETY: rows of this chunk; nothing lies in shared memory yet.
     let (g, gate) = unsafe {

@@ -18,7 +18,7 @@ impl Warpgroup<'_> {
             let mut t = 0;
             // Four loads at a time are under way; sums are in the same order as one by one.
             while t + 4 <= terms {
-                let after = |terms: usize| Matrix { offset: term.offset + terms * stride, ..term };
+                let after = |i: usize| Matrix { offset: term.offset + i * stride, ..term };
                 let (r, c) = (r as usize, c as usize);
                 // SAFETY: inside the tensor; the launcher vouches for tensor and type.
                 let four =

@@ -7,9 +7,8 @@ use cuda_std::{ptx, warp};
 
 use super::WARPGROUPS;
 use super::body::*;
-use crate::element::DtypeCode;
 use crate::gate::Gate;
-use crate::hopper::gate::{bias, slope};
+use crate::hopper::gate::{bias, is_wide, slope};
 use crate::hopper::{CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_A, repeat};
 use crate::params::{Chunk, GradParams, PrepParams, Tensor};
 
@@ -76,16 +75,10 @@ unsafe fn image(p: &GradParams, item: &Item, at: &Place, x: &Tensor, to: u32) {
     });
 }
 
-/// Whether what the gate was given is f32.
-#[inline(always)]
-pub(super) fn wide(p: &GradParams) -> bool {
-    p.prep.g.dtype() == DtypeCode::F32
-}
-
-/// Whether it takes the place of v as well, which then follows when the chunk begins.
+/// Whether what the gate was given takes the place of v as well, which then follows when the chunk begins.
 #[inline(always)]
 fn over_v<G: Gate>(p: &GradParams) -> bool {
-    G::PER_CHANNEL && wide(p)
+    G::PER_CHANNEL && is_wide(&p.prep)
 }
 
 /// Starts the copies of an item that can begin before the one before is done.
@@ -112,7 +105,7 @@ pub(super) unsafe fn bring<G: Gate>(p: &GradParams, at: &Place, item: &Item) {
         rows(item, at, &p.prep.q, heads, head, Q_GIVEN);
         rows(item, at, &p.prep.k, heads, head, K_GIVEN);
         if G::PER_CHANNEL {
-            if wide(p) {
+            if is_wide(&p.prep) {
                 repeat!(I in 4 => {
                     let number = at.thread + 512 * I as u32;
                     let (x, to) = (&p.prep.g, G_GIVEN[I / 2] + (number % 1024) * 16);

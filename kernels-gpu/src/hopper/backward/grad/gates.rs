@@ -3,12 +3,10 @@
 use cuda_std::{ptx, warp};
 
 use super::body::{G_GIVEN, Place};
-use super::bring::wide;
 use super::columns::scaled;
 use super::rows::Rows;
-use crate::element::DtypeCode;
 use crate::gate::Gate;
-use crate::hopper::gate::{LOG2_E, element, log2_softplus};
+use crate::hopper::gate::{LOG2_E, element, is_wide, log2_softplus};
 use crate::hopper::{repeat, unpack};
 use crate::params::{GateForm, GradParams, PrepParams};
 
@@ -18,7 +16,7 @@ use crate::params::{GateForm, GradParams, PrepParams};
 /// By whole warps.
 #[inline(always)]
 pub(super) unsafe fn given(p: &PrepParams, at: &Place) -> [[f32; 2]; 8] {
-    let wide = p.g.dtype() == DtypeCode::F32;
+    let wide = is_wide(p);
     // SAFETY: rows of this chunk.
     unsafe { Rows::of(at, &p.g, p.tables.sizes.hv, at.head as u32, if wide { 4 } else { 2 }).load(wide) }
 }
@@ -68,7 +66,7 @@ unsafe fn brought(p: &GradParams, at: &Place) -> [[f32; 2]; 8] {
     let mut x = [[0f32; 2]; 8];
     // SAFETY: by contract.
     unsafe {
-        if wide(p) {
+        if is_wide(&p.prep) {
             let from =
                 at.base + G_GIVEN[0] + (at.s / 4) * (G_GIVEN[1] - G_GIVEN[0]) + (at.s % 4) * 4096 + at.channel * 4;
             repeat!(I in 8 => { x[I] = ptx::ld_shared_v2_f32(from + I as u32 * 512); });
