@@ -124,7 +124,8 @@ def record(phase, session, about, out, left):
     folder = out / phase.name
     shutil.rmtree(folder, ignore_errors=True)
     found = {"schema": 1, "phase": phase.name, "group": phase.group, "outcome": "not possible", "reason": None,
-             "limit_s": phase.limit_s, "mps": phase.mps(session), "wall_s": 0.0, "commands": [], "figures": None, **about, "date": now()}
+             "limit_s": phase.limit_s, "mps": phase.mps(session), "wall_s": 0.0, "commands": [], "figures": None, **about,
+             "date": now()}
     missing = phase.missing(session)
     if missing:
         found["reason"] = missing
