@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use cuda_std::emulated::{Emulator, Fault, Launch as Blocks, Schedule};
 use deltalink::exec::cpu::{Cpu, CpuMemory, PoolError};
-use deltalink::exec::{Body, ExecError, Executor, Grid, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits};
+use deltalink::exec::{
+    Body, ExecError, Executor, Grid, Kernel, Launch, Overlap, Scratch, Slot, SymmetricBytes, Times, Waits,
+};
 use deltalink::inputs::Op;
 use deltalink::tensor::{Dtype, Location, TensorView, TensorViewMut};
 use deltalink::world::Pe;
@@ -24,6 +26,7 @@ pub struct Emulated {
     schedule: Schedule,
     hopper: bool,
     multiprocessors: usize,
+    overlap: Overlap,
     origin: Instant,
     launches: Launches,
 }
@@ -47,12 +50,27 @@ impl Emulated {
     pub fn new(workers: usize, schedule: Schedule, hopper: bool) -> Result<Self, PoolError> {
         let emulators = (0..workers.max(1)).map(|_| Mutex::new(Emulator::new())).collect();
         let (cpu, origin) = (Cpu::new(1)?, Instant::now());
-        Ok(Self { cpu, emulators, schedule, hopper, multiprocessors: 1, origin, launches: Launches::default() })
+        let overlap = Overlap::Never;
+        Ok(Self {
+            cpu,
+            emulators,
+            schedule,
+            hopper,
+            multiprocessors: 1,
+            overlap,
+            origin,
+            launches: Launches::default(),
+        })
     }
 
     /// The same, which says that it has so many multiprocessors.
     pub fn with_multiprocessors(self, multiprocessors: usize) -> Self {
         Self { multiprocessors, ..self }
+    }
+
+    /// The same, which prepares so many hundredths of the chunks beside walks.
+    pub fn with_percent_beside(self, percent: u32) -> Self {
+        Self { overlap: Overlap::Percent(percent), ..self }
     }
 
     /// What this executor launches, also after it was given away.
@@ -212,6 +230,10 @@ impl Executor for Emulated {
         let result = self.run(&name, launch, params).map_err(|fault| as_fault(&fault));
         self.launches.0.lock().unwrap_or_else(PoisonError::into_inner).push(name);
         result
+    }
+
+    fn overlap(&self) -> Overlap {
+        self.overlap
     }
 
     type Mark = <Cpu as Executor>::Mark;

@@ -10,7 +10,7 @@ use deltalink_emulated::images;
 use half::{bf16, f16};
 use kernels_gpu::element::DtypeCode;
 use kernels_gpu::hopper::{self, RECORD_A, RECORD_AQK, RECORD_KG, RECORD_QG, RECORD_W};
-use kernels_gpu::params::{Array, Chunk, GateForm, PrepParams, Records, Sizes, Tables, Tensor, TraceBuffer};
+use kernels_gpu::params::{Array, Beside, Chunk, GateForm, PrepParams, Records, Sizes, Tables, Tensor, TraceBuffer};
 
 /// Key channels.
 const K: usize = 128;
@@ -253,6 +253,7 @@ impl Problem {
             scale: SCALE,
             beta_factor: case.beta_factor,
             pad: 0,
+            beside: Beside::none(),
             trace: TraceBuffer { stamps: none, cursor: none },
         };
         let kernel = &format!("prep_{op}_bf16_hopper");

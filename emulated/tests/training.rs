@@ -21,6 +21,17 @@ fn spec(op: Op, t: usize) -> Spec {
 
 /// A forward step that saves and its backward step on PEs with these cuts, and what the last PE launched.
 fn train(spec: &Spec, cuts: &[usize], config: &Config, schedule: Schedule) -> (WholeBackward, Vec<String>) {
+    train_beside(0, spec, cuts, config, schedule)
+}
+
+/// The same, with so many hundredths of the chunks prepared beside walks.
+fn train_beside(
+    percent: u32,
+    spec: &Spec,
+    cuts: &[usize],
+    config: &Config,
+    schedule: Schedule,
+) -> (WholeBackward, Vec<String>) {
     let (case, upstream) = (spec.generate(), spec.generate_upstream(true));
     let whole = case.inputs();
     let cuts = Cuts::at(cuts.to_vec());
@@ -33,6 +44,7 @@ fn train(spec: &Spec, cuts: &[usize], config: &Config, schedule: Schedule) -> (W
         let share = Share::new(&plan, pe.rank(), &whole);
         let (inputs, upstream) = (share.inputs(&whole), UpstreamShare::new(&plan, pe.rank(), &upstream.view()));
         let exec = Emulated::new(1, schedule, true).map_err(|error| OpError::from(ExecError::from(error)))?;
+        let exec = if percent > 0 { exec.with_percent_beside(percent) } else { exec };
         let launched = exec.launches();
         let mut op = ContextParallel::on(pe, config.clone(), exec)?;
         let backward = one_backward(&mut op, &plan, &inputs, &upstream.view())?;
@@ -106,6 +118,21 @@ fn kept_records_change_no_bit() {
         (train(&spec, &[64], &again, Schedule::default()), train(&spec, &[64], &kept, Schedule::default()));
     assert_eq!(launched.iter().filter(|name| name.starts_with("prep")).count(), 1, "{launched:?}");
     assert_eq!(kept.gradients.to_f64(), again.gradients.to_f64());
+}
+
+/// Which chunks are prepared beside a walk changes no bit, from the first on and from the last on, of one PE and of the last of two,
+/// whose forward walk has columns of M and waits for everything.
+#[test]
+fn what_is_prepared_beside_a_walk_changes_no_bit() {
+    for op in [Op::Kda, Op::Gdn] {
+        let spec = spec(op, 300);
+        for (cuts, preps) in [(&[][..], 4), (&[100], 3)] {
+            let train = |percent| train_beside(percent, &spec, cuts, &Config::default(), Schedule::default());
+            let (before, beside) = (train(0), train(60));
+            assert_eq!(beside.1.iter().filter(|name| name.starts_with("prep")).count(), preps, "{:?}", beside.1);
+            assert_eq!(beside.0.gradients.to_f64(), before.0.gradients.to_f64(), "{op} {cuts:?}");
+        }
+    }
 }
 
 /// In exact mode with cuts between chunks, PEs find bit for bit what one PE finds, but for sums over tokens: the states that

@@ -18,9 +18,9 @@ use crate::tile::{OperandElement, Shared, Warpgroup};
 #[cfg(any(not(target_arch = "nvptx64"), feature = "nvshmem"))]
 mod puts;
 
-/// How long a wait lasts before, and between, looks at whether it is useless, in nanoseconds: the look reads memory of the
-/// host, which takes as long as many polls.
-const LOOK_NS: u64 = 5_000;
+/// How long a wait lasts before, and between, looks at whether it is useless, in nanoseconds. The look reads memory of the host, which
+/// was seen to take 100 us, and no wait that ends well may be that much longer for it.
+const LOOK_NS: u64 = 2_000_000;
 
 /// Words of [`crate::params::StepStats`].
 const BYTES_SENT: usize = 0;

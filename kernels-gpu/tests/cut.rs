@@ -5,7 +5,7 @@ mod common;
 use common::{Buffer, launch, run};
 use kernels_gpu::element::DtypeCode;
 use kernels_gpu::gate::{Gate, Gdn, Kda};
-use kernels_gpu::params::{Array, Chunk, GateForm, PrepParams, Records, Sizes, Tables, Tensor, TraceBuffer};
+use kernels_gpu::params::{Array, Beside, Chunk, GateForm, PrepParams, Records, Sizes, Tables, Tensor, TraceBuffer};
 use kernels_gpu::prep::{WARPGROUPS, prep};
 use kernels_gpu::tile::Within;
 use kernels_gpu::tile::host::BlockRunner;
@@ -72,6 +72,7 @@ impl Problem {
             scale: 1.0,
             beta_factor: 0.0,
             pad: 0,
+            beside: Beside::none(),
             trace: TraceBuffer { stamps: none, cursor: none },
         };
         let mut runner = BlockRunner::new();

@@ -19,6 +19,8 @@ use crate::tensor::Dtype;
 pub trait Kernel: bytemuck::Pod + Sync {
     /// Name of the kernel, without gate and element type.
     const NAME: &'static str;
+    /// Of a walk: its name where it was launched beside `prep`, and both count as one.
+    const WITH_PREP: &'static str = Self::NAME;
     /// The kernel for the CPU.
     fn host_entry(op: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self);
     /// The kernel's name in a device module.
@@ -85,6 +87,7 @@ impl Kernel for PrepParams {
 
 impl Kernel for ScanParams {
     const NAME: &'static str = "scan_push";
+    const WITH_PREP: &'static str = "prep + scan_push";
     fn host_entry(_: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
         by_dtype!(dtype, E => scan_push::<E>)
     }
@@ -121,6 +124,7 @@ impl Kernel for JoinParams {
 
 impl Kernel for ScanBackParams {
     const NAME: &'static str = "scan_back";
+    const WITH_PREP: &'static str = "prep + scan_back";
     fn host_entry(_: Op, dtype: Dtype) -> fn(&mut Warpgroup<'_>, &Self) {
         by_dtype!(dtype, E => scan_back::<E>)
     }

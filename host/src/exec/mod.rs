@@ -97,6 +97,8 @@ pub enum Scratch {
     QTilde,
     /// This PE's own summaries.
     Own,
+    /// Which records are there, of those that are made beside a walk.
+    Ready,
     /// Merged states before receiving segments.
     StateIn,
     /// Backward: the state before every chunk.
@@ -141,6 +143,17 @@ pub enum Grid {
     Blocks(usize),
     /// As many as run at the same time: for kernels that take their work by ticket.
     Resident,
+}
+
+/// Whether a kernel runs while a walk does that waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overlap {
+    /// No: kernels run one after the other, or other PEs may need the multiprocessors that both would hold.
+    Never,
+    /// Where it is worth it.
+    Auto,
+    /// For so many hundredths of the chunks: for comparisons.
+    Percent(u32),
 }
 
 /// Which of a kernel's bodies runs: they compute the same from the same parameters.
@@ -295,6 +308,26 @@ pub trait Executor {
     /// # Errors
     /// [`ExecError`] if it cannot be launched, or on the CPU if it broke a rule.
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError>;
+
+    /// Whether [`Executor::launch_beside`] runs kernels at the same time.
+    fn overlap(&self) -> Overlap {
+        Overlap::Never
+    }
+
+    /// Launches the first of two parts of a kernel, then `walk`, and beside it, as soon as all its blocks run, the other part, for
+    /// which it may wait. What is launched next comes after all of them. They count as one of [`Times::launches`].
+    ///
+    /// # Errors
+    /// As [`Executor::launch`].
+    fn launch_beside<K: Kernel, W: Kernel>(
+        &mut self,
+        [before, beside]: [(&Launch<'_>, &K); 2],
+        walk: (&Launch<'_>, &W),
+    ) -> Result<(), ExecError> {
+        self.launch(before.0, before.1)?;
+        self.launch(beside.0, beside.1)?;
+        self.launch(walk.0, walk.1)
+    }
 
     /// A point after all launches so far.
     type Mark;

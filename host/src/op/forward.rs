@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kernels_gpu::fixup;
 use kernels_gpu::hopper;
-use kernels_gpu::params::{FixParams, JoinParams, Records, ScanParams, Tensor as Param};
+use kernels_gpu::params::{Beside, FixParams, JoinParams, Records, ScanParams, Tensor as Param};
 use kernels_gpu::scan::own_len;
 use kernels_gpu::tile::host::Checker;
 
@@ -94,6 +94,9 @@ impl Step<'_> {
 
         let (v_first, m_dtype) = (self.v_first(), code(self.m_dtype()) as u32);
         let prep_params = self.prep_params(exec, device_tables, memory.records, trace)?;
+        let on_host = self.waits_on_host(exec);
+        // Columns of M begin with what is known of all chunks.
+        let beside = if on_host || walkers > 1 { None } else { self.beside(exec, (body, tables.chunks), false)? };
         let Memory { records, o: o_param, finals: finals_param, o_local, q_tilde, own, state_in, transitions } = memory;
         let scan_params = ScanParams {
             tables: device_tables,
@@ -111,6 +114,7 @@ impl Step<'_> {
             items: scan_items,
             ticket: scan_ticket,
             channel: device_channel,
+            beside: beside.unwrap_or_else(Beside::none),
             trace,
             v_first,
             m_dtype,
@@ -146,14 +150,14 @@ impl Step<'_> {
         let peer_failed = || self.pe.failed_peer().is_some();
         let mut common = Common::new(self.inputs, checked.then_some(&checker), &peer_failed);
 
-        let on_host = self.waits_on_host(exec);
         if on_host || self.aligned {
             // Allocating may wait for what runs on the device of another PE.
             self.pe.barrier("memory for the step")?;
         }
         self.begin(exec, placed, channel)?;
-        common.launch(exec, self.prep_blocks(body, tables.chunks), &prep_params)?;
+        let prep_blocks = self.prep_blocks(body, tables.chunks);
         if on_host && config.mode == Mode::Exact {
+            common.launch(exec, prep_blocks, &prep_params)?;
             // Each scan waits for that of the PE before it.
             for turn in 0..self.pe.size() {
                 if turn == self.pe.rank() {
@@ -163,7 +167,7 @@ impl Step<'_> {
                 self.pe.barrier("scans in turn")?;
             }
         } else {
-            common.launch(exec, scan_blocks, &scan_params)?;
+            common.launch_walk(exec, beside, [prep_blocks, scan_blocks], &prep_params, &scan_params)?;
         }
         if tables.joins {
             common.launch(exec, (Grid::Resident, fixup::WARPGROUPS, fix_shared), &join_params)?;

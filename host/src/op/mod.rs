@@ -21,6 +21,7 @@
 
 mod agreement;
 mod backward;
+mod beside;
 mod channel;
 mod config;
 pub mod convolution;

@@ -2,7 +2,9 @@
 
 use kernels_gpu::begin::BeginParams;
 use kernels_gpu::hopper;
-use kernels_gpu::params::{self, GateForm, PrepParams, Records, Sizes, StepMode, Tables, Tensor as Param, TraceBuffer};
+use kernels_gpu::params::{
+    self, Beside, GateForm, PrepParams, Records, Sizes, StepMode, Tables, Tensor as Param, TraceBuffer,
+};
 use kernels_gpu::prep;
 use kernels_gpu::protocol::{ChannelLayout, Watch, parity};
 use kernels_gpu::scan;
@@ -155,9 +157,15 @@ impl<'a> Common<'a> {
         blocks: impl Into<Blocks>,
         params: &K,
     ) -> Result<(), ExecError> {
-        let (op, dtype, checker, peer_failed) = (self.op, self.dtype, self.checker, self.peer_failed);
+        let launch = self.one(blocks.into());
         self.launched.push(K::NAME);
-        exec.launch(&Launch { op, dtype, blocks: blocks.into(), checker, peer_failed }, params)
+        exec.launch(&launch, params)
+    }
+
+    /// A launch of these blocks.
+    pub fn one(&self, blocks: Blocks) -> Launch<'a> {
+        let Self { op, dtype, checker, peer_failed, .. } = *self;
+        Launch { op, dtype, blocks, checker, peer_failed }
     }
 
     /// Checked mode, in which launches end before they return: whether all that had to be written was.
@@ -317,6 +325,7 @@ impl Step<'_> {
             scale: x.scale_or_default(self.dims),
             beta_factor,
             pad: 0,
+            beside: Beside::none(),
             trace,
         })
     }

@@ -18,6 +18,8 @@ mod operands;
 #[cfg(any(target_arch = "nvptx64", emulated))]
 pub mod prep;
 #[cfg(any(target_arch = "nvptx64", emulated))]
+mod records;
+#[cfg(any(target_arch = "nvptx64", emulated))]
 pub mod scan;
 
 use crate::element::DtypeCode;

@@ -8,7 +8,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Array, Channel, PrepParams, Records, Tables, Tensor, TraceBuffer};
+use super::{Array, Beside, Channel, PrepParams, Records, Tables, Tensor, TraceBuffer};
 
 /// Parameters of [`crate::backward::states::scan_states`]: the forward walk again, for the states that gradients need.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -108,6 +108,8 @@ pub struct ScanBackParams {
     pub ticket: Array,
     /// How gradients of states leave (and, in exact mode, arrive).
     pub channel: Channel,
+    /// As in [`super::ScanParams`].
+    pub beside: Beside,
     /// Time stamps.
     pub trace: TraceBuffer,
     /// 1 if states are `[V,K]` in the caller's memory.

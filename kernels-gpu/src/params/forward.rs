@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Array, Channel, NONE, Records, Segment, StepMode, Tables, Tensor, TraceBuffer};
+use super::{Array, Beside, Channel, NONE, Records, Segment, StepMode, Tables, Tensor, TraceBuffer};
 
 /// How the log decay is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub struct PrepParams {
     pub beta_factor: f32,
     /// Zero.
     pub pad: u32,
+    /// Whether a walk starts before all chunks are prepared. The bodies for Hopper only.
+    pub beside: Beside,
     /// Time stamps.
     pub trace: TraceBuffer,
 }
@@ -118,6 +120,8 @@ pub struct ScanParams {
     pub ticket: Array,
     /// How summaries leave.
     pub channel: Channel,
+    /// Which records it waits for. The bodies for Hopper only, and where no M is walked.
+    pub beside: Beside,
     /// Time stamps.
     pub trace: TraceBuffer,
     /// 1 if states are `[V,K]` in the caller's memory.

@@ -2,6 +2,7 @@
 //! addresses are those of the memory that the kernel runs on.
 
 mod backward;
+mod beside;
 mod channel;
 mod forward;
 mod tables;
@@ -9,6 +10,7 @@ mod tables;
 use bytemuck::{Pod, Zeroable};
 
 pub use backward::{BackItem, BackPass, GradParams, ReduceParams, ScanBackParams, StatesParams};
+pub use beside::{Beside, BesidePass};
 pub use channel::{Channel, Stamp, StampKind, StepMode, StepStats, TraceBuffer, Way};
 pub use forward::{Cut, FixItem, FixParams, FixPass, GateForm, JoinParams, PrepParams, ScanItem, ScanParams};
 pub use tables::{Chunk, NONE, Records, Segment, Sizes, Tables, Target};

@@ -12,6 +12,8 @@ pub enum Awaited {
     Ack = 2,
     /// The initial state that another block of this PE merges.
     Merged = 3,
+    /// Records that `prep` makes on this PE, beside the kernel that waits: block `block` is the chunk, the row its value head.
+    Records = 4,
 }
 
 impl Awaited {
@@ -19,7 +21,7 @@ impl Awaited {
     pub const fn epoch_of(self, word: u64) -> u64 {
         match self {
             Self::Signal => word >> 1,
-            Self::Ack | Self::Merged => word,
+            Self::Ack | Self::Merged | Self::Records => word,
         }
     }
 
@@ -29,6 +31,7 @@ impl Awaited {
             1 => Some(Self::Signal),
             2 => Some(Self::Ack),
             3 => Some(Self::Merged),
+            4 => Some(Self::Records),
             _ => None,
         }
     }
@@ -61,7 +64,7 @@ impl Wait {
     pub const fn sibling(&self) -> Option<usize> {
         match self.awaited {
             Awaited::Signal => Some(self.word ^ 1),
-            Awaited::Ack | Awaited::Merged => None,
+            Awaited::Ack | Awaited::Merged | Awaited::Records => None,
         }
     }
 
@@ -116,6 +119,13 @@ impl core::fmt::Display for Expired {
                 write!(f, "PE {peer} to have read row {row} of epoch {epoch}, to send block {block}")?
             }
             Some(Awaited::Merged) => write!(f, "its own merge of block {block} of row {row} of epoch {epoch}")?,
+            Some(Awaited::Records) => {
+                return write!(
+                    f,
+                    "its own records of chunk {block}, which prep makes beside it; check that nothing else keeps all \
+                     multiprocessors of the GPU busy, or set DELTALINK_BESIDE=0 to prepare everything first"
+                );
+            }
             None => write!(f, "something of unknown kind {} (row {row}, block {block}, epoch {epoch})", self.awaited)?,
         }
         write!(
@@ -191,13 +201,15 @@ mod tests {
         }
         assert!(wait(Awaited::Ack).to_string().contains("PE 1 to have read row 5 of epoch 7"));
         assert!(wait(Awaited::Merged).to_string().contains("its own merge"));
+        let records = wait(Awaited::Records).to_string();
+        assert!(records.contains("records of chunk 2") && records.contains("DELTALINK_BESIDE=0"), "{records}");
         let unknown = Expired { awaited: 77, ..wait(Awaited::Ack) };
         assert!(unknown.to_string().contains("unknown kind 77"));
     }
 
     #[test]
     fn kinds_survive_the_record() {
-        for kind in [Awaited::Signal, Awaited::Ack, Awaited::Merged] {
+        for kind in [Awaited::Signal, Awaited::Ack, Awaited::Merged, Awaited::Records] {
             assert_eq!(Awaited::from_u32(wait(kind).awaited), Some(kind));
         }
         assert_eq!(Awaited::from_u32(0), None);

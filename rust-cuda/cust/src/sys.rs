@@ -52,6 +52,35 @@ pub struct CUuuid {
     pub bytes: [c_char; 16],
 }
 
+/// One attribute of a launch: its identifier, and a value of up to 64 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUlaunchAttribute {
+    /// A `CUlaunchAttributeID`.
+    pub id: c_int,
+    /// Zero.
+    pub pad: [u8; 4],
+    /// The value, from its first byte on.
+    pub value: [u64; 8],
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the launch starts when all blocks of the one before have said
+/// `griddepcontrol.launch_dependents`, or have ended.
+pub const PROGRAMMATIC_STREAM_SERIALIZATION: c_int = 6;
+
+/// A launch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)] // named as in cuda.h
+pub struct CUlaunchConfig {
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared_bytes: c_uint,
+    pub stream: CUstream,
+    pub attributes: *mut CUlaunchAttribute,
+    pub attribute_count: c_uint,
+}
+
 /// The driver cannot be used because it is not there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the messages say what each field is
@@ -213,6 +242,12 @@ functions! {
         fn cuGraphExecDestroy(exec: CUgraphExec);
     }
     newer {
+        fn cuLaunchKernelEx(
+            config: *const CUlaunchConfig,
+            function: CUfunction,
+            params: *mut *mut c_void,
+            extra: *mut *mut c_void,
+        );
         fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, size: *mut usize);
         fn cuFuncLoad(function: CUfunction);
     }

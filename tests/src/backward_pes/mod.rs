@@ -17,8 +17,8 @@ use kernels_gpu::backward::reduce::{self, Launch};
 use kernels_gpu::backward::{grad, scan, states};
 use kernels_gpu::fixup;
 use kernels_gpu::params::{
-    Array, FixParams, GateForm, GradParams, PrepParams, Records, ReduceParams, ScanBackParams, Sizes, StatesParams,
-    StepMode, Tensor as Param, TraceBuffer,
+    Array, Beside, FixParams, GateForm, GradParams, PrepParams, Records, ReduceParams, ScanBackParams, Sizes,
+    StatesParams, StepMode, Tensor as Param, TraceBuffer,
 };
 use kernels_gpu::prep;
 use kernels_gpu::tile::SHARED_BYTES;
@@ -255,6 +255,7 @@ impl<'a, L: Launcher> Step<'a, L> {
             scale: x.scale_or_default(&self.dims),
             beta_factor,
             pad: 0,
+            beside: Beside::none(),
             trace: no_trace(),
         }
     }
@@ -317,6 +318,7 @@ impl<'a, L: Launcher> Step<'a, L> {
             items: Array::of(&pe.tables.back_items[which]),
             ticket: Array::of(&ticket),
             channel: channels.of(number, &epoch),
+            beside: Beside::none(),
             trace: no_trace(),
             v_first: self.v_first(),
             m_dtype: channels.m_dtype as u32,

@@ -69,6 +69,8 @@ pub enum CudaError {
          sources than this program: build it again"
     )]
     Params { kernel: String, device: Vec<usize>, host: usize },
+    #[error("DELTALINK_BESIDE is {value:?}; it takes hundredths of the chunks to prepare beside a walk, 0 to 100")]
+    Beside { value: String },
     #[error("kernel {kernel} would get {bytes} bytes of parameters; the driver takes up to {max}")]
     ParamBytes { kernel: String, bytes: usize, max: usize },
     #[error(

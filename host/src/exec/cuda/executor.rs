@@ -1,8 +1,10 @@
 //! Steps on a GPU.
 
+mod beside;
 mod streams;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kernels_gpu::begin;
@@ -13,7 +15,8 @@ use super::buffers::{Buffers, Counted, Use};
 use super::{CudaError, DeviceBuffer, Event, Gpu, HostBuffer, Kernels, Residency, Shape, Sharing, Stream};
 use crate::exec::cpu::code;
 use crate::exec::{
-    Blocks, Body, ExecError, Executor, Grid, KeptMemory, Kernel, Launch, Scratch, Slot, SymmetricBytes, Times, Waits,
+    Blocks, Body, ExecError, Executor, Grid, KeptMemory, Kernel, Launch, Overlap, Scratch, Slot, SymmetricBytes, Times,
+    Waits,
 };
 use crate::heap::{DevicePool, Heap};
 use crate::inputs::Op;
@@ -41,6 +44,10 @@ pub struct CudaExecutor {
     returned: Vec<Counted>,
     /// A [`Watch`].
     watch: HostBuffer,
+    /// Whether walks start before all their records are there.
+    overlap: Overlap,
+    /// After this executor's last walk of that kind.
+    walked: Option<Arc<Event>>,
     /// How many blocks of a kernel run at once, by its name, threads and shared bytes.
     residencies: HashMap<(String, u32, u32), Residency>,
     /// Whether what is launched is captured.
@@ -72,6 +79,8 @@ impl CudaExecutor {
             buffers: Buffers::new(gpu),
             returned: Vec::new(),
             watch: gpu.host_buffer(size_of::<Watch>())?,
+            overlap: beside::asked(std::env::var("DELTALINK_BESIDE").ok().as_deref())?,
+            walked: None,
             residencies: HashMap::new(),
             captures: false,
             unfinished: false,
@@ -107,6 +116,11 @@ impl CudaExecutor {
 
     /// Launches `params`' kernel of the name `name`.
     fn run<K: Kernel>(&mut self, name: &str, blocks: &Blocks, params: &K) -> Result<(), ExecError> {
+        self.run_when(name, blocks, params, false)
+    }
+
+    /// The same; if `early`, as soon as the launch before allows it.
+    fn run_when<K: Kernel>(&mut self, name: &str, blocks: &Blocks, params: &K, early: bool) -> Result<(), ExecError> {
         let threads = (blocks.warpgroups * WARPGROUP) as u32;
         let shared_bytes = blocks.shared_bytes as u32;
         let resident = match blocks.grid {
@@ -127,9 +141,28 @@ impl CudaExecutor {
         }
         // SAFETY: the entry takes these parameters by value. Memory that they name stays until the stream has done the step: the
         // executor's, because its release waits for the stream's work, the caller's by its promise, where a call returns before.
-        unsafe { function.launch(&self.stream, shape, params)? };
+        unsafe {
+            if early {
+                function.launch_dependent(&self.stream, shape, params)?;
+            } else {
+                function.launch(&self.stream, shape, params)?;
+            }
+        }
         self.unfinished |= !self.captures;
         tracing::debug!(kernel = K::NAME, blocks = count, threads, shared_bytes, "launched");
+        Ok(())
+    }
+
+    /// Makes launches that count as one, and times them.
+    fn time(&mut self, launches: impl FnOnce(&mut Self) -> Result<(), ExecError>) -> Result<(), ExecError> {
+        if !self.timing {
+            return launches(self);
+        }
+        let (begin, end) = (self.event()?, self.event()?);
+        begin.record(&self.stream)?;
+        launches(self)?;
+        end.record(&self.stream)?;
+        self.timed.push((begin, end));
         Ok(())
     }
 
@@ -163,6 +196,14 @@ impl Drop for CudaExecutor {
             // are bounded; if it ended badly there is nothing left to do about it.
             let _ = self.stream.synchronize();
         }
+    }
+}
+
+/// The name of a launch's entry in a device module.
+fn entry<K: Kernel>(launch: &Launch<'_>) -> String {
+    match launch.blocks.body {
+        Body::Portable => K::device_entry(launch.op, launch.dtype),
+        Body::Hopper => K::hopper_entry(launch.op, launch.blocks.warpgroups),
     }
 }
 
@@ -309,19 +350,27 @@ impl Executor for CudaExecutor {
     }
 
     fn launch<K: Kernel>(&mut self, launch: &Launch<'_>, params: &K) -> Result<(), ExecError> {
-        let name = match launch.blocks.body {
-            Body::Portable => K::device_entry(launch.op, launch.dtype),
-            Body::Hopper => K::hopper_entry(launch.op, launch.blocks.warpgroups),
-        };
-        if !self.timing {
-            return self.run(&name, &launch.blocks, params);
-        }
-        let (begin, end) = (self.event()?, self.event()?);
-        begin.record(&self.stream)?;
-        self.run(&name, &launch.blocks, params)?;
-        end.record(&self.stream)?;
-        self.timed.push((begin, end));
-        Ok(())
+        self.time(|exec| exec.run(&entry::<K>(launch), &launch.blocks, params))
+    }
+
+    fn overlap(&self) -> Overlap {
+        // PEs that share the GPU may need the multiprocessors that a walk and what it waits for hold.
+        if self.sharing.pes == 1 { self.overlap } else { Overlap::Never }
+    }
+
+    fn launch_beside<K: Kernel, W: Kernel>(
+        &mut self,
+        [before, beside]: [(&Launch<'_>, &K); 2],
+        walk: (&Launch<'_>, &W),
+    ) -> Result<(), ExecError> {
+        self.time(|exec| {
+            let mut latest = beside::latest();
+            exec.run(&entry::<K>(before.0), &before.0.blocks, before.1)?;
+            exec.follow(&latest)?;
+            exec.run(&entry::<W>(walk.0), &walk.0.blocks, walk.1)?;
+            exec.run_when(&entry::<K>(beside.0), &beside.0.blocks, beside.1, true)?;
+            Ok(exec.note(&mut latest)?)
+        })
     }
 
     type Mark = Event;

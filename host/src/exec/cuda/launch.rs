@@ -136,6 +136,46 @@ impl Function {
         Ok(())
     }
 
+    /// As [`launch`](Self::launch), but it may start as soon as all blocks of the launch before have said that it may
+    /// (`griddepcontrol.launch_dependents`) or have ended.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch); and the kernel ends after the one before, or else nothing that follows needs that.
+    pub unsafe fn launch_dependent<P: NoUninit>(
+        &self,
+        stream: &Stream,
+        shape: Shape,
+        params: &P,
+    ) -> Result<(), CudaError> {
+        self.check(shape, size_of::<P>())?;
+        let mut list = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        let Shape { blocks, threads, shared_bytes } = shape;
+        let mut attribute = driver::CUlaunchAttribute {
+            id: driver::PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            // An int in the first bytes.
+            value: [1, 0, 0, 0, 0, 0, 0, 0],
+        };
+        let config = driver::CUlaunchConfig {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            shared_bytes,
+            stream: stream.raw(),
+            attributes: &mut attribute,
+            attribute_count: 1,
+        };
+        // SAFETY: as of `launch`; configuration and attribute live until the driver returns.
+        let status = unsafe { driver::cuLaunchKernelEx(&config, self.raw, list.as_mut_ptr(), std::ptr::null_mut()) };
+        if status != 0 {
+            return Err(CudaError::Kernel { kernel: self.name().into(), failure: failure(status) });
+        }
+        stream.note(&self.name);
+        Ok(())
+    }
+
     fn check(&self, shape: Shape, bytes: usize) -> Result<(), CudaError> {
         let kernel = || self.name().to_owned();
         let Shape { blocks, threads, .. } = shape;

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use kernels_gpu::backward::reduce::{self, Launch};
 use kernels_gpu::fixup;
-use kernels_gpu::params::{FixParams, JoinParams, ScanBackParams, StatesParams, Tensor as Param};
+use kernels_gpu::params::{Beside, FixParams, JoinParams, ScanBackParams, StatesParams, Tensor as Param};
 use kernels_gpu::tile::host::Checker;
 
 use super::channel::Channel;
@@ -119,6 +119,9 @@ impl BackwardStep<'_> {
         let (v_first, m_dtype) = (step.v_first(), code(step.m_dtype()) as u32);
 
         let prep_params = step.prep_params(exec, tables.parts.at(placed, sizes), memory.records, trace)?;
+        let on_host = step.waits_on_host(exec);
+        let walks_at_once = tables.begins && !memory.records_were_kept && !on_host;
+        let beside = if walks_at_once { step.beside(exec, (body, chunks), true)? } else { None };
         let v = exec.input(Slot::V, &step.inputs.v)?;
         let d_o = exec.input(Slot::DOutput, &self.upstream.d_o)?;
         let states_params = StatesParams {
@@ -150,6 +153,7 @@ impl BackwardStep<'_> {
             items: first_items,
             ticket: first_ticket,
             channel: step.channel_params(exec, &tables.channel, placed, channel),
+            beside: beside.unwrap_or_else(Beside::none),
             trace,
             v_first,
             m_dtype,
@@ -191,14 +195,14 @@ impl BackwardStep<'_> {
         let peer_failed = || step.pe.failed_peer().is_some();
         let mut common = Common::new(step.inputs, checked.then_some(&checker), &peer_failed);
 
-        let on_host = step.waits_on_host(exec);
         if on_host || step.aligned {
             // Allocating may wait for what runs on the device of another PE.
             step.pe.barrier("memory for the step")?;
         }
         step.begin(exec, placed, channel)?;
-        if !memory.records_were_kept {
-            common.launch(exec, step.prep_blocks(body, chunks), &prep_params)?;
+        let prep_blocks = step.prep_blocks(body, chunks);
+        if !walks_at_once && !memory.records_were_kept {
+            common.launch(exec, prep_blocks, &prep_params)?;
         }
         if on_host && config.mode == Mode::Exact {
             // Each scan waits for that of the PE after it.
@@ -209,6 +213,8 @@ impl BackwardStep<'_> {
                 }
                 step.pe.barrier("scans in turn")?;
             }
+        } else if walks_at_once {
+            common.launch_walk(exec, beside, [prep_blocks, scan], &prep_params, &first)?;
         } else if tables.begins {
             common.launch(exec, scan, &first)?;
         }

@@ -4,6 +4,7 @@ use cuda_std::{ptx, thread, warp};
 
 use super::pipeline::*;
 use super::walk::{FIRST_BYTES, STAGES, Walk};
+use crate::hopper::records::Records as Awaited;
 use crate::hopper::scan::{COLUMNS, THREADS, Tokens, bring_panel, release};
 use crate::hopper::{CHANNELS, IMAGE, PANEL, RECORD, wait};
 use crate::params::{Records, Segment, Tables, Tensor};
@@ -27,6 +28,7 @@ pub(super) struct Item {
     images: u64,
     panels: u64,
     tokens: Tokens,
+    first_chunk: u32,
     chunks: u32,
     /// Whether results are kept.
     stores: bool,
@@ -58,6 +60,7 @@ impl Item {
             images: images.addr + u64::from(block * IMAGE),
             panels: panels.addr + u64::from(block * PANEL),
             tokens: Tokens::of(wg, tables, segment),
+            first_chunk: segment.first_chunk,
             chunks: segment.chunks,
             stores,
         }
@@ -77,15 +80,21 @@ impl Item {
 }
 
 /// Feeds the walk over an item, whose chunks are numbers `first_number ..` and its results `first_result ..`; returns when all
-/// results are in global memory.
+/// results are in global memory. `awaited`: records that may still have to come.
 #[inline(always)]
-pub(super) fn feed<W: Walk>(pipeline: &Pipeline<W>, item: &Item, first_number: u32, first_result: u32) {
+pub(super) fn feed<W: Walk>(
+    pipeline: &Pipeline<W>,
+    item: &Item,
+    awaited: Option<Awaited<'_, '_>>,
+    first_number: u32,
+    first_result: u32,
+) {
     let t = thread::thread_idx_x() % THREADS;
     // SAFETY: one thread, one thread, and two whole warps. Lanes of a warp meet again at the end: a barrier of the block counts
     // warps, and would count a diverged one twice.
     unsafe {
         if t == 0 {
-            bring_records(pipeline, item, first_number);
+            bring_records(pipeline, item, awaited, first_number);
         } else if t == 32 {
             if item.stores {
                 take_results(pipeline, item, first_result);
@@ -100,11 +109,20 @@ pub(super) fn feed<W: Walk>(pipeline: &Pipeline<W>, item: &Item, first_number: u
 /// # Safety
 /// By one thread of the block.
 #[inline(always)]
-unsafe fn bring_records<W: Walk>(pipeline: &Pipeline<W>, item: &Item, first_number: u32) {
+unsafe fn bring_records<W: Walk>(
+    pipeline: &Pipeline<W>,
+    item: &Item,
+    mut awaited: Option<Awaited<'_, '_>>,
+    first_number: u32,
+) {
     const DECAY: u32 = CHANNELS as u32 * 4;
     let mut index = 0;
     while index < item.chunks {
         let at = pipeline.place(first_number + index);
+        if let Some(awaited) = &mut awaited {
+            // SAFETY: by one thread.
+            unsafe { awaited.wait(item.first_chunk + item.chunk::<W>(index)) };
+        }
         let row = item.row::<W>(index);
         let record = (item.records as *const u8).wrapping_add(row * RECORD as usize);
         let decay = (item.decays as *const u8).wrapping_add(row * DECAY as usize);

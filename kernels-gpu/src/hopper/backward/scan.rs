@@ -16,6 +16,7 @@ use crate::backward::scan::{Place as ItemPlace, first_gradient, hand_over, send_
 use crate::backward::states::Columns;
 use crate::comm::{Port, STEP_SCAN_BACK};
 use crate::element::DtypeCode;
+use crate::hopper::records::Records;
 use crate::hopper::scan::{COLUMNS, release};
 use crate::hopper::{CHANNELS, IMAGE, PANEL, by_columns, by_rows, column_step, repeat, row_step, step, wait};
 use crate::params::{BackItem, BackPass, ScanBackParams, Segment, StampKind};
@@ -25,6 +26,8 @@ use crate::tile::{Shared, Warpgroup};
 /// [`WARPGROUPS`](super::walk::WARPGROUPS).
 #[inline(always)]
 pub fn scan_back(wg: &mut Warpgroup<'_>, p: &ScanBackParams) {
+    // SAFETY: what is launched behind this one as dependent may start when all blocks run.
+    unsafe { ptx::griddepcontrol_launch_dependents() };
     let pipeline = Pipeline::<Backwards>::new(wg.base());
     if thread::thread_idx_x() == 0 {
         // SAFETY: the first thing that happens to this memory; `next_ticket` has a barrier before anybody waits.
@@ -86,13 +89,20 @@ pub fn scan_back(wg: &mut Warpgroup<'_>, p: &ScanBackParams) {
             let results = [&p.d_states, &p.d_v_new];
             let item = Item::new(wg, &p.tables, &p.records, &p.d_o, results, &segment, [item.head, block], stores);
             wg.sync_block();
-            feed(&pipeline, &item, number, result);
+            let heads = [at.item.head, p.tables.sizes.hv];
+            let awaited = Records::new(wg, &p.channel, &p.trace, STEP_SCAN_BACK, &p.beside, heads);
+            feed(&pipeline, &item, Some(awaited), number, result);
             wg.sync_block();
         }
         number += segment.chunks;
         result += if stores { segment.chunks } else { 0 };
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::ScanBack, [start, end], [item.head, block], 0);
+        // Nobody gets a gradient of records that were not there.
+        // SAFETY: as above.
+        if p.beside.ready.len > 0 && !unsafe { warp::all(wg.sync_and(!port.trapped(wg))) } {
+            return;
+        }
         if walks {
             wg.sync();
             healthy = hand_over(wg, p, &port, &at, block, columns, state);

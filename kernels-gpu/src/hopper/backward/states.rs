@@ -58,7 +58,7 @@ pub fn scan_states(wg: &mut Warpgroup<'_>, p: &StatesParams) {
             let place = [item.head, item.first_block];
             let item = Item::new(wg, &p.tables, &p.records, &p.v, results, &segment, place, true);
             wg.sync_block();
-            feed(&pipeline, &item, number, number);
+            feed(&pipeline, &item, None, number, number);
             wg.sync_block();
         }
         number += segment.chunks;

@@ -32,6 +32,7 @@ use super::{
     put_panel, repeat, row_step, sums, unpack,
 };
 use crate::hopper::gate::LOG2_E;
+use crate::hopper::records::announce;
 use crate::math::sigmoid;
 use crate::params::{Chunk, GateForm, PrepParams, StampKind};
 use crate::prep::{NORM_EPSILON, floored_beta};
@@ -103,7 +104,7 @@ struct Place {
 pub fn prep(wg: &mut Warpgroup<'_>, p: &PrepParams) {
     let start = wg.clock();
     let (hv, block) = (p.tables.sizes.hv.max(1), wg.block() as u32);
-    let (chunk, head) = ((block / hv) as usize, (block % hv) as usize);
+    let (chunk, head) = (p.beside.chunk_of_launch(block / hv) as usize, (block % hv) as usize);
     let Chunk { token, len } = wg.read(p.tables.chunks, chunk);
     let thread = thread::thread_idx_x();
     let base = wg.base();
@@ -126,6 +127,7 @@ pub fn prep(wg: &mut Warpgroup<'_>, p: &PrepParams) {
         warp::sync();
         thread::sync_threads();
         finish(p, &at);
+        announce(p, block, thread);
     }
     let end = wg.clock();
     wg.stamp_block(&p.trace, StampKind::Prep, [start, end], [head as u32, chunk as u32], 0);

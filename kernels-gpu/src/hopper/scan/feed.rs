@@ -4,6 +4,8 @@ use cuda_std::{ptx, thread, warp};
 
 use super::pipeline::*;
 use super::release;
+use crate::comm::STEP_SCAN;
+use crate::hopper::records::Records;
 use crate::hopper::{CHANNELS, CHUNK, IMAGE, PANEL, RECORD, RECORD_KG, RECORD_QG, RECORD_W, repeat, scan_stages, wait};
 use crate::params::{ScanItem, ScanParams, Segment};
 use crate::tile::Warpgroup;
@@ -23,7 +25,7 @@ pub(super) fn feed<const N: usize>(
     // would count a diverged one twice.
     unsafe {
         if t == 0 {
-            bring_records(p, pipeline, item, segment, span);
+            bring_records(wg, p, pipeline, item, segment, span);
         } else if t >= THREADS - TAKERS {
             take_outputs(p, pipeline, &Rows::of(wg, p, item, segment), span, t - (THREADS - TAKERS));
         } else if t >= 32 {
@@ -67,6 +69,7 @@ impl Rows {
 /// By one thread of the block.
 #[inline(always)]
 unsafe fn bring_records<const N: usize>(
+    wg: &Warpgroup<'_>,
     p: &ScanParams,
     pipeline: &Pipeline<N>,
     item: &ScanItem,
@@ -74,9 +77,14 @@ unsafe fn bring_records<const N: usize>(
     span: Span,
 ) {
     let hv = p.tables.sizes.hv as usize;
+    let mut records = Records::new(wg, &p.channel, &p.trace, STEP_SCAN, &p.beside, [item.head, hv as u32]);
     let mut index = span.first;
     while index < span.end {
         let at = pipeline.place(span.number + index);
+        if N == 1 {
+            // SAFETY: by one thread.
+            unsafe { records.wait(segment.first_chunk + index) };
+        }
         let row = (segment.first_chunk + index) as usize * hv + item.head as usize;
         let record = (p.records.operands.addr as *const u8).wrapping_add(row * RECORD as usize);
         let decay = (p.records.decay.addr as *const u8).wrapping_add(row * CHANNELS * 4);

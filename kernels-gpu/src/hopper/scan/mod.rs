@@ -117,6 +117,8 @@ impl Kept {
 /// nothing: what is for columns of M and for outputs that are corrected later is left out there, since it costs registers.
 #[inline(always)]
 pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
+    // SAFETY: what is launched behind this one as dependent may start when all blocks run.
+    unsafe { ptx::griddepcontrol_launch_dependents() };
     let pipeline = Pipeline::<N>::new(wg.base() + RESERVED_BYTES as u32);
     let thread_in_block = thread::thread_idx_x();
     if thread_in_block == 0 {
@@ -166,9 +168,9 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
                     if N > 1 {
                         ptx::setmaxnreg_dec::<72>();
                     }
-                    wg.sync_block();
+                    wg.sync_roles(N + 1);
                     feed(wg, p, &pipeline, &item, &segment, span);
-                    wg.sync_block();
+                    wg.sync_roles(N + 1);
                     if N > 1 {
                         ptx::setmaxnreg_inc::<168>();
                     }
@@ -180,14 +182,14 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
                     wg.load_fragment(&mut s, state);
                     // The state's tile lies where the stages are: read by ordinary loads, written next by bulk copies.
                     ptx::fence_proxy_async_shared();
-                    wg.sync_block();
+                    wg.sync_roles(N + 1);
                     let columns = Columns::of_block(p, item.first_block + wg.index() as u32);
                     if N > 1 && warp::all(span.first < span.corrected) {
                         walk::<N, true>(wg, p, &pipeline, &item, &segment, columns, &mut s, span);
                     } else {
                         walk::<N, false>(wg, p, &pipeline, &item, &segment, columns, &mut s, span);
                     }
-                    wg.sync_block();
+                    wg.sync_roles(N + 1);
                     wg.store_fragment(state, &s);
                     if N > 1 {
                         ptx::setmaxnreg_dec::<168>();
@@ -228,6 +230,11 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
         };
         let end = wg.clock();
         wg.stamp_block(&p.trace, StampKind::Scan, [start, end], [item.head, item.first_block], 0);
+        // Nobody gets a state of records that were not there.
+        // SAFETY: as above.
+        if N == 1 && p.beside.ready.len > 0 && !unsafe { warp::all(wg.sync_and(!port.trapped(wg))) } {
+            return;
+        }
         if let Some(columns) = columns {
             wg.sync();
             healthy = hand_over(wg, p, &port, &item, &segment, columns, state, cut);

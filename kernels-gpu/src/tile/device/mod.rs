@@ -38,6 +38,8 @@ use crate::params::{Array, Channel, Stamp, StampKind, TraceBuffer};
 
 /// Threads of a warpgroup.
 const THREADS: u32 = 128;
+/// Number of the barrier of [`Warpgroup::sync_roles`]: 0 is the block's, those after it are warpgroups'.
+const ROLES: u32 = 5;
 /// Shared bytes, at the start of the reserved area, in which one thread's result is given to its warpgroup.
 const ELECT_BYTES: u32 = 64;
 /// Where the block's ticket and vote lie in the reserved area: behind the warpgroups' elect slots.
@@ -174,6 +176,24 @@ impl Warpgroup<'_> {
         #[cfg(feature = "racecheck")]
         self.level_barriers();
         thread::sync_threads();
+    }
+
+    /// Barrier of the block where its `warpgroups` have work of different kinds, and come from different places: one with a number of
+    /// its own, since compute-sanitizer's synccheck takes the block's ordinary one for one to which all come from the same place.
+    #[inline(always)]
+    pub fn sync_roles(&mut self, warpgroups: usize) {
+        #[cfg(feature = "racecheck")]
+        self.level_barriers();
+        const { assert!(super::MAX_WARPGROUPS == 4 && ROLES > 4) };
+        // SAFETY: all warpgroups of the block come; whole warps do.
+        unsafe {
+            match warpgroups {
+                1 => ptx::bar_sync_id::<ROLES, 128>(),
+                2 => ptx::bar_sync_id::<ROLES, 256>(),
+                3 => ptx::bar_sync_id::<ROLES, 384>(),
+                _ => ptx::bar_sync_id::<ROLES, 512>(),
+            }
+        }
     }
 
     /// Passes as many more barriers of this warpgroup as it takes to have passed [`LEVEL`] since the last one of the block.

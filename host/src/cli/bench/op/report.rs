@@ -243,7 +243,7 @@ impl Point<'_> {
         };
         let kernel = |(name, _): &(String, Vec<f64>)| {
             let time_us = Summary::of(&largest(&|samples| samples_of(samples, name)))?;
-            let works: Vec<Work> = per_pe.iter().flatten().filter(|(n, _)| n == name).map(|(_, work)| *work).collect();
+            let works: Vec<Work> = per_pe.iter().filter_map(|kernels| work_of(kernels, name)).collect();
             let roofline = setup
                 .roofline
                 .filter(|_| !works.is_empty())
@@ -298,6 +298,7 @@ impl Point<'_> {
             element: dtype.size(),
             gate_element: gate_dtype(op, dtype).size(),
             gate_parameters: op == Op::Kda,
+            reduces_rows: hv != h || !self.hopper,
         }
     }
 
@@ -314,6 +315,12 @@ impl Point<'_> {
             Pass::Both => forward().into_iter().chain(backward()).collect(),
         }
     }
+}
+
+/// The work of a kernel, or of two that ran beside each other; none if this PE does not run them.
+fn work_of(kernels: &ByKernel, name: &str) -> Option<Work> {
+    let of = |name: &str| kernels.iter().find(|(kernel, _)| *kernel == name).map(|(_, work)| *work);
+    name.split(" + ").map(of).sum()
 }
 
 fn samples_of<'a>(pass: &'a PassSamples, kernel: &str) -> &'a [f64] {

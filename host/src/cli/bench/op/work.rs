@@ -18,8 +18,9 @@
 //! | `scan_states` | 2CV A'v + 4KV | w, kg: 2EK; A': EC; decay; v | states: EKVN; v_new: EV |
 //! | `scan_back` | 2CV + 6KV | w, kg, qg: 3EK; Aqk: EC; decay; do: EV | gradients of states and of v_new: EKVN + EV |
 //! | the same, for earlier PEs | 2CV + 6KV | the same | |
-//! | `grad` | 6KV + 6CV + 12CK + 4C² | q, k, gate, beta, v, do, v_new, its gradient; A'; 2EKVN | dq, dk of the value head: 8K; dv: EV; dgate; dbeta; shares of gate parameters: 4(K + 1)N |
-//! | `reduce` | | 8K, shares; q, k | dq, dk |
+//! | `grad` | 6KV + 6CV + 12CK + 4C² | q, k, gate, beta, v, do, v_new, its gradient; A'; 2EKVN | dq, dk: 2EK, or of the value head: 8K; dv: EV; dgate; dbeta; shares of gate parameters: 4(K + 1)N |
+//! | `reduce` | | shares | |
+//! | the same, where value heads share q and k, and in portable bodies | | 8K; q, k | dq, dk |
 //!
 //! 6KV of a walk are three products with the state or its gradient: for o, for v_new and for the update.
 
@@ -46,6 +47,8 @@ pub(super) struct Sizes {
     pub gate_element: usize,
     /// Whether `A_log` and `dt_bias` have gradients.
     pub gate_parameters: bool,
+    /// Whether `grad` leaves the gradients of q and k of every value head to `reduce`.
+    pub reduces_rows: bool,
 }
 
 /// What a PE does for others in one direction of a pass.
@@ -159,13 +162,15 @@ impl Sizes {
         let walks = if part.receives && part.sends { 2.0 } else { 1.0 };
         let read_back = 3.0 * e * k + e * c + decay + e * v;
         let read_grad = self.gated() + 4.0 * e * v + e * c + 2.0 * states;
-        let written = 8.0 * k + e * v + 4.0 * self.gate_width() + 4.0 + shares;
+        let (rows, rows_left) =
+            if self.reduces_rows { (8.0 * k, 8.0 * k + 4.0 * self.row()) } else { (2.0 * e * k, 0.0) };
+        let written = rows + e * v + 4.0 * self.gate_width() + 4.0 + shares;
         let mut kernels = if recompute { vec![self.prep()] } else { Vec::new() };
         kernels.extend([
             self.all("scan_back", walks * (6.0 * k * v + 2.0 * c * v), walks * read_back + states + e * v),
             self.all("scan_states", 4.0 * k * v + 2.0 * c * v, 2.0 * e * k + e * c + decay + e * v + states + e * v),
             self.all("grad", 6.0 * k * v + 6.0 * c * v + 12.0 * c * k + 4.0 * c * c, read_grad + written),
-            self.all("reduce", 0.0, 8.0 * k + shares + 4.0 * self.row()),
+            self.all("reduce", 0.0, rows_left + shares),
         ]);
         kernels
     }
@@ -200,6 +205,7 @@ mod tests {
         element: 2,
         gate_element: 4,
         gate_parameters: true,
+        reduces_rows: true,
     };
     const WHOLE: Part = Part { receives: false, sends: true };
     const LATER: Part = Part { receives: true, sends: false };
@@ -266,6 +272,14 @@ mod tests {
         // Two value heads share the rows of q and k.
         let grouped = Sizes { h: 1, hv: 2, ..CHUNK };
         assert_eq!(2.0 * CHUNK.fused_forward() - grouped.fused_forward(), 64.0 * 512.0);
+    }
+
+    #[test]
+    fn rows_that_grad_finishes_are_not_summed() {
+        let [left, done] = [true, false].map(|reduces_rows| Sizes { reduces_rows, ..CHUNK }.backward(WHOLE, true));
+        // Shares of 129 gate parameters are all that is left; rows of 128 in bf16 are written in place of f32.
+        assert_eq!(of(&done, "reduce").bytes, 4.0 * 129.0);
+        assert_eq!(of(&left, "grad").bytes - of(&done, "grad").bytes, 64.0 * (1024.0 - 512.0));
     }
 
     #[test]

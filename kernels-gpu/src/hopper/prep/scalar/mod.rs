@@ -25,6 +25,7 @@ use cuda_std::{ptx, thread, warp};
 
 use super::inverse::{invert, tf32};
 use super::{CHANNELS, CHUNK, IMAGE, PANEL, PITCH, RECORD};
+use crate::hopper::records::announce;
 use crate::params::{Chunk, PrepParams, StampKind};
 use crate::tile::Warpgroup;
 use finish::finish;
@@ -98,7 +99,7 @@ impl Place {
 pub fn prep(wg: &mut Warpgroup<'_>, p: &PrepParams) {
     let start_ns = wg.clock();
     let (hv, block) = (p.tables.sizes.hv.max(1), wg.block() as u32);
-    let (chunk, head) = ((block / hv) as usize, (block % hv) as usize);
+    let (chunk, head) = (p.beside.chunk_of_launch(block / hv) as usize, (block % hv) as usize);
     let Chunk { token, len } = wg.read(p.tables.chunks, chunk);
     let thread = thread::thread_idx_x();
     // From lane 0, so that the assembler knows what depends on the warp alone to be uniform.
@@ -134,6 +135,7 @@ pub fn prep(wg: &mut Warpgroup<'_>, p: &PrepParams) {
         warp::sync();
         thread::sync_threads();
         finish(p, &at);
+        announce(p, block, thread);
     }
     let end_ns = wg.clock();
     wg.stamp_block(&p.trace, StampKind::Prep, [start_ns, end_ns], [head as u32, chunk as u32], 0);
