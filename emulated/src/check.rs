@@ -3,13 +3,15 @@
 use cuda_std::emulated::Schedule;
 use deltalink::compare::{Checked, Error, Regime, gradients, mismatch, tolerance};
 use deltalink::exec::ExecError;
+use deltalink::exec::cpu::Cpu;
 use deltalink::generate::Spec;
 use deltalink::inputs::{Inputs, StateLayout};
 use deltalink::op::whole::{Share, UpstreamShare, Whole, join, join_backward, one_backward};
 use deltalink::op::{Config, ContextParallel, CutReport, OpError};
 use deltalink::plan::{Cuts, Plan};
 use deltalink::reference::{self, Outputs, Problem, recurrent};
-use deltalink::world::{Pe, WorldOptions, run_threads};
+use deltalink::tensor::Tensor;
+use deltalink::world::{Pe, RunError, WorldOptions, run_threads};
 
 use crate::Emulated;
 
@@ -136,10 +138,44 @@ fn against(found: &Whole, expected: &Outputs, spec: &Spec, run: &Run) -> Vec<Che
     assert_eq!(spec.state_layout, StateLayout::KFirst, "the reference's states are K-first");
     let limit = tolerance(spec.dtype, run.regime);
     let states = found.final_state.iter().map(|states| ("ht", states, &expected.ht));
-    let check = |(name, found, expected): (&str, &deltalink::tensor::Tensor, &Vec<f64>)| {
+    let check = |(name, found, expected): (&str, &Tensor, &Vec<f64>)| {
         let values = found.data.to_f64();
         let mismatch = mismatch(name, &found.shape, &values, expected, limit);
         Checked { name: name.into(), error: Error::of(&values, expected), mismatch }
     };
     [("o", &found.o, &expected.o)].into_iter().chain(states).map(check).collect()
+}
+
+/// Runs the problem forward on emulated GPUs and on the CPU back end, and tells how far results are from the latter's. None counts as
+/// too far off.
+///
+/// # Errors
+/// As [`forward`].
+///
+/// # Panics
+/// As [`forward`].
+pub fn beside_the_cpu(spec: &Spec, run: &Run) -> Result<Compared, String> {
+    let case = spec.generate();
+    let (whole, cu_seqlens) = (case.inputs(), case.cu_seqlens());
+    let plan = plan(&whole, cu_seqlens, run)?;
+    let (parts, launched) = on_all_pes(&plan, run, |pe, op| {
+        let share = Share::new(&plan, pe.rank(), &whole);
+        op.forward(&plan, &share.inputs(&whole))
+    })?;
+    let on_cpu = run_threads(plan.pes(), &WorldOptions::default(), |pe| {
+        let cpu = Cpu::new(1).map_err(ExecError::from)?;
+        let mut op = ContextParallel::on(pe, run.config.clone(), cpu)?;
+        let share = Share::new(&plan, pe.rank(), &whole);
+        op.forward(&plan, &share.inputs(&whole))
+    });
+    let on_cpu = on_cpu.map_err(|error: RunError<OpError>| error.to_string())?;
+    let (cuts, counts) = parts.iter().map(|part| (part.report.cut, part.report.parts)).unzip();
+    let (found, expected) = (join(&plan, &whole, parts), join(&plan, &whole, on_cpu));
+    let states = found.final_state.iter().zip(&expected.final_state).map(|(found, expected)| ("ht", found, expected));
+    let check = |(name, found, expected): (&str, &Tensor, &Tensor)| {
+        let error = Error::of(&found.data.to_f64(), &expected.data.to_f64());
+        Checked { name: name.into(), error, mismatch: None }
+    };
+    let results = [("o", &found.o, &expected.o)].into_iter().chain(states).map(check).collect();
+    Ok(Compared { launched, results, cuts, parts: counts })
 }

@@ -11,6 +11,7 @@ use half::{bf16, f16};
 use kernels_gpu::element::DtypeCode;
 use kernels_gpu::hopper::{self, RECORD_A, RECORD_AQK, RECORD_KG, RECORD_QG, RECORD_W};
 use kernels_gpu::params::{Array, Beside, Chunk, GateForm, PrepParams, Records, Sizes, Tables, Tensor, TraceBuffer};
+use kernels_gpu::prep;
 
 /// Key channels.
 const K: usize = 128;
@@ -217,6 +218,11 @@ impl Problem {
 
     /// What the body for this kind of gate leaves, chunk by chunk and head by head.
     fn found(&self, op: Op, schedule: Schedule) -> Vec<Left> {
+        self.found_by(true, op, schedule)
+    }
+
+    /// The same of the portable body, or of that for Hopper.
+    fn found_by(&self, hopper: bool, op: Op, schedule: Schedule) -> Vec<Left> {
         let case = &self.case;
         let (count, hv) = (case.chunks.len(), case.hv);
         let chunks: Vec<Chunk> = case.chunks.iter().map(|&(token, len)| Chunk { token, len }).collect();
@@ -256,12 +262,16 @@ impl Problem {
             beside: Beside::none(),
             trace: TraceBuffer { stamps: none, cursor: none },
         };
-        let kernel = &format!("prep_{op}_bf16_hopper");
-        let shared_bytes = if op == Op::Kda { hopper::PREP_SHARED } else { hopper::PREP_SCALAR_SHARED };
+        let kernel = &format!("prep_{op}_bf16{}", if hopper { "_hopper" } else { "" });
+        let (shared_bytes, warpgroups) = match op {
+            _ if !hopper => (prep::shared_bytes(K, C, 2, op == Op::Kda), prep::WARPGROUPS),
+            Op::Kda => (hopper::PREP_SHARED, hopper::PREP_WARPGROUPS),
+            Op::Gdn => (hopper::PREP_SCALAR_SHARED, hopper::PREP_WARPGROUPS),
+        };
         let launch = Launch {
             kernel,
             grid: (count * hv) as u32,
-            threads: 128 * hopper::PREP_WARPGROUPS as u32,
+            threads: 128 * warpgroups as u32,
             shared_bytes: shared_bytes as u32,
             schedule,
             origin: Instant::now(),
@@ -277,7 +287,8 @@ impl Problem {
             let record = &records[row * hopper::RECORD as usize / 2..][..hopper::RECORD as usize / 2];
             let part = |(from, to): (u32, u32)| {
                 let image = &record[from as usize / 2..to as usize / 2];
-                images::get(image).into_iter().map(bf16::to_f64).collect::<Vec<_>>()
+                let rows = if hopper { images::get(image) } else { image.to_vec() };
+                rows.into_iter().map(bf16::to_f64).collect::<Vec<_>>()
             };
             let decay = decay[row * K..][..K].iter().map(|&x| x.into()).collect();
             let at = 2 * (row % hv * count + row / hv);
@@ -375,4 +386,23 @@ fn long_rows() {
     let first = &Schedule::ALL[..1];
     check(Case { length: 10.0, gate: |_, _| -50.0, ..CASE }, first);
     check(Case { length: 10.0, beta: |x| 0.01 * (1.0 + 0.9 * x), ..CASE }, first);
+}
+
+/// Both bodies round the same operands: what they leave differs only where a number lies at the edge between two others.
+#[test]
+fn the_portable_bodies_leave_the_same() {
+    let chunks = &[(0, 64), (64, 64), (128, 40)];
+    let gates: [fn(f64, usize) -> f64; 3] = [|x, _| -2.5 * (1.0 + x), |x, _| -0.005 * (1.0 + x), |_, _| -11.0];
+    for gate in gates {
+        let problem = Problem::new(Case { gate, length: 11.0, l2norm: true, chunks, ..CASE });
+        for op in [Op::Gdn, Op::Kda] {
+            let [found, expected] = [true, false].map(|hopper| problem.found_by(hopper, op, Schedule::default()));
+            for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                for ((name, found), expected) in NAMES.into_iter().zip(&found.parts).zip(&expected.parts) {
+                    let error = Error::of(found, expected);
+                    assert!(error.within(1.5e-3), "{op} chunk {i} {name}: {error}");
+                }
+            }
+        }
+    }
 }

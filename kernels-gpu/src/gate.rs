@@ -8,9 +8,9 @@ use crate::tile::{Acc, OperandElement, Shared, Warpgroup, share_of};
 pub struct ScoreTiles<E> {
     /// Accumulated scores of this warpgroup's rows against k, f32 `[C,C]`.
     pub scores: Shared<f32>,
-    /// q or k of this slab, f32 `[C, slab]`.
+    /// q or k of this slab, f32 `[C, slab]`: as given if [`Gate::GIVEN_ROWS`], else normalised and scaled.
     pub left: Shared<f32>,
-    /// k of this slab, f32 `[C, slab]`.
+    /// k of this slab, likewise.
     pub right: Shared<f32>,
     /// exp(g), f32 `[C, slab]` or `[C, 1]`.
     pub decay: Shared<f32>,
@@ -57,11 +57,21 @@ pub trait Gate: 'static {
         p.dt_bias.is_present().then(|| Self::of_head(&p.dt_bias, &p.tables.sizes, head, channel, channels))
     }
 
+    /// Whether the rows of q and k go into products as they are given, so that norms are factors of the scores, not of rows.
+    const GIVEN_ROWS: bool = !Self::PER_CHANNEL;
+
     /// Adds this slab's share to the scores. Collective over the block: contains block barriers.
     fn add_scores<E: OperandElement>(wg: &mut Warpgroup<'_>, tiles: &ScoreTiles<E>);
 
-    /// What remains to be done with the scores after the last slab. Above the diagonal they are zero afterwards.
-    fn finish_scores(wg: &mut Warpgroup<'_>, scores: Shared<f32>, decay: Shared<f32>);
+    /// What remains to be done with the scores after the last slab: if rows are as given, `norms` of the left and of the right ones
+    /// and `scale` too. Above the diagonal scores are zero afterwards.
+    fn finish_scores(
+        wg: &mut Warpgroup<'_>,
+        scores: Shared<f32>,
+        decay: Shared<f32>,
+        norms: [Shared<f32>; 2],
+        scale: f32,
+    );
 
     /// Loads exp(g) of the tokens and channels of `source`, a matrix of [`Gate::log_decay`], into `decay`; rows
     /// of `decay` beyond the source become 1.
@@ -120,11 +130,10 @@ impl Gate for Kda {
     }
 
     /// Exponents must never be positive. Blocks off the diagonal split at the boundary between their rows and
-    /// columns, so that both factors are products of decays; the 16 x 16 diagonal blocks are summed with
-    /// running products, which need no quotient.
+    /// columns, so that both factors are products of decays; the 16 x 16 diagonal blocks are summed in f32.
     fn add_scores<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &ScoreTiles<E>) {
         let c = t.left.rows();
-        wg.diagonal_scores(t.scores, t.left, t.right, t.decay);
+        wg.diagonal_scores::<E>(t.scores, t.left, t.right, t.decay);
         let mut span = 16;
         while span < c {
             // Between the last reading of the operands and writing them anew.
@@ -149,7 +158,7 @@ impl Gate for Kda {
         }
     }
 
-    fn finish_scores(_: &mut Warpgroup<'_>, _: Shared<f32>, _: Shared<f32>) {}
+    fn finish_scores(_: &mut Warpgroup<'_>, _: Shared<f32>, _: Shared<f32>, _: [Shared<f32>; 2], _: f32) {}
 }
 
 /// Gated DeltaNet.
@@ -169,7 +178,8 @@ impl Gate for Gdn {
         x.matrix(row, 1, 1, 1, 1)
     }
 
-    /// The decay does not depend on the channel: plain products now, the decay once at the end.
+    /// The decay does not depend on the channel: plain products of the given rows now, which a type of theirs holds exactly, and
+    /// norms and decays once at the end.
     fn add_scores<E: OperandElement>(wg: &mut Warpgroup<'_>, t: &ScoreTiles<E>) {
         wg.convert(t.left_operand, t.left, |x| x);
         let (first, own) = share_of(t.right.cols(), wg.count(), wg.index());
@@ -183,7 +193,20 @@ impl Gate for Gdn {
         acc.store(wg, t.scores);
     }
 
-    fn finish_scores(wg: &mut Warpgroup<'_>, scores: Shared<f32>, decay: Shared<f32>) {
+    fn finish_scores(
+        wg: &mut Warpgroup<'_>,
+        scores: Shared<f32>,
+        decay: Shared<f32>,
+        [left, right]: [Shared<f32>; 2],
+        scale: f32,
+    ) {
         wg.scale_pairwise(scores, decay);
+        wg.sync();
+        wg.scale_rows(scores, left, scale);
+        wg.sync();
+        let mut acc = Acc::load(wg, scores);
+        acc.scale_columns(wg, right.t());
+        wg.sync();
+        acc.store(wg, scores);
     }
 }

@@ -53,6 +53,14 @@ pub fn flush(x: f32) -> f32 {
     if x.abs() < TINY { 0.0 } else { x }
 }
 
+/// `x` rounded to the 11 bits of TF32 (nearest, ties to even).
+#[inline(always)]
+pub fn tf32(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0xfff + ((bits >> 13) & 1)) & 0xffff_e000;
+    if x.is_nan() { x } else { f32::from_bits(rounded) }
+}
+
 /// 1 / (1 + e^-x), without overflow.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
@@ -82,7 +90,21 @@ mod tests {
     }
 
     #[test]
+    fn tf32_rounds_to_nearest_even() {
+        let units = |x: f32| 1.0 + x * 8192.0 * f32::EPSILON;
+        for (x, rounded) in [(1.0, 1.0), (1.5, 2.0), (2.5, 2.0), (2.49, 2.0), (1.51, 2.0)] {
+            assert_eq!([tf32(units(x)), tf32(-units(x))], [units(rounded), -units(rounded)]);
+        }
+        assert_eq!([tf32(0.0), tf32(-3.0), tf32(f32::INFINITY)], [0.0, -3.0, f32::INFINITY]);
+    }
+
+    #[test]
     fn nan_is_kept() {
-        assert!(flush(f32::NAN).is_nan() && sigmoid(f32::NAN).is_nan() && softplus(f32::NAN).is_nan());
+        assert!(
+            tf32(f32::NAN).is_nan()
+                && flush(f32::NAN).is_nan()
+                && sigmoid(f32::NAN).is_nan()
+                && softplus(f32::NAN).is_nan()
+        );
     }
 }

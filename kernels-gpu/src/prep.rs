@@ -8,7 +8,16 @@
 //! w     = A' (k exp G)
 //! qg    = scale * q exp G,  kg = k exp(G_last - G),  decay = exp(G_last)
 //! ```
-//! Cumulative sums never appear: every factor is a product of decays, all at most 1, and can only underflow.
+//! Cumulative sums never appear: every factor is a product of decays, all at most 1, and can only underflow. (Diagonal blocks of scores
+//! in bf16 split it inside: [`crate::tile::splits_diagonal`].)
+//!
+//! With one decay for all channels ([`Gate::GIVEN_ROWS`]) rows of q and k are operands as they are given, which rounds nothing, and what
+//! they are multiplied with is applied to products:
+//! ```text
+//! Aqk[r,c] = (q_r . k_c) scale |q_r|^-1 |k_c|^-1 exp(G_r - G_c),  Akk likewise
+//! w        = (A' diag(|k|^-1 exp G)) k
+//! ```
+//! The bodies for Hopper round the same operands, so that results are the same but for the order of sums.
 //! Where somebody asks, it also bounds what the chunk does to the norm of a state, see [`crate::cut`].
 //!
 //! Two warpgroups: the first computes what has k on the left, the second what has q. Channels go through in
@@ -17,7 +26,7 @@
 use crate::cut;
 use crate::element::DtypeCode;
 use crate::gate::{Gate, ScoreTiles};
-use crate::math::sigmoid;
+use crate::math::{sigmoid, tf32};
 use crate::params::{Chunk, Matrix, PrepParams, StampKind, Tensor};
 use crate::tile::{Acc, BLOCK_COLUMNS, OperandElement, RESERVED_BYTES, Shared, Warpgroup, share_of, tile_bytes};
 
@@ -47,6 +56,7 @@ pub const fn shared_bytes(k: usize, chunk: usize, element: usize, per_channel: b
         + (1 + WARPGROUPS) * tile_bytes(chunk, slab, element)
         + WARPGROUPS * tile_bytes(chunk, chunk, 4)
         + tile_bytes(chunk, chunk, element)
+        + if per_channel { 0 } else { tile_bytes(chunk, chunk, element) + tile_bytes(chunk, 1, 4) }
 }
 
 /// The grid: one block per chunk and value head, chunk by chunk.
@@ -71,6 +81,7 @@ pub fn prep<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams) 
         left: wg.private(c, slab),
         scores: wg.private(c, c),
         a: wg.shared(c, c),
+        given: G::GIVEN_ROWS.then(|| Given { a: wg.shared(c, c), prefix: wg.shared(c, 1) }),
     };
     wg.expect_shared(shared_bytes(k, c, E::CODE.size(), G::PER_CHANNEL));
     rows_and_steps(wg, p, &place, &tiles);
@@ -146,6 +157,16 @@ struct Tiles<E> {
     left: Shared<E>,
     scores: Shared<f32>,
     a: Shared<E>,
+    given: Option<Given<E>>,
+}
+
+/// For w with rows of k as they are given.
+#[derive(Clone, Copy)]
+struct Given<E> {
+    /// A' diag(|k|^-1 exp G).
+    a: Shared<E>,
+    /// |k|^-1 exp G.
+    prefix: Shared<f32>,
 }
 
 impl<E: OperandElement> Tiles<E> {
@@ -172,6 +193,11 @@ impl<E: OperandElement> Tiles<E> {
 /// Whether this warpgroup has k on the left (the other one has q).
 fn has_k(wg: &Warpgroup<'_>) -> bool {
     wg.index() == 0
+}
+
+/// The factor of this warpgroup's own rows beside their norms.
+fn scale_of(wg: &Warpgroup<'_>, p: &PrepParams) -> f32 {
+    if has_k(wg) { 1.0 } else { p.scale }
 }
 
 /// What needs no slab: norms of whole rows, beta, empty scores.
@@ -210,7 +236,7 @@ pub(crate) fn load_beta(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, colu
     wg.load_map(column, at.steps(p, &p.beta), 0.0, |x| if factor == 0.0 { x } else { factor * sigmoid(x) });
 }
 
-/// Normalised rows of k (first warpgroup) and of q, scaled (second); both share the decays.
+/// Rows of k (first warpgroup) and of q (second), normalised and scaled unless products take them as given; both share the decays.
 fn load_slab<G: Gate, E: OperandElement>(
     wg: &mut Warpgroup<'_>,
     p: &PrepParams,
@@ -218,10 +244,12 @@ fn load_slab<G: Gate, E: OperandElement>(
     t: &Tiles<E>,
     channel: usize,
 ) {
-    let (tile, source, scale) = if has_k(wg) { (t.k, &p.k, 1.0) } else { (t.q, &p.q, p.scale) };
+    let (tile, source) = if has_k(wg) { (t.k, &p.k) } else { (t.q, &p.q) };
     wg.load(tile, at.rows(p, source, channel, tile.cols()));
-    wg.sync();
-    wg.scale_rows(tile, t.norm(wg), scale);
+    if !G::GIVEN_ROWS {
+        wg.sync();
+        wg.scale_rows(tile, t.norm(wg), scale_of(wg, p));
+    }
     if G::PER_CHANNEL || channel == 0 {
         let (first, rows) = share_of(t.decay.rows(), wg.count(), wg.index());
         if rows > 0 {
@@ -253,6 +281,11 @@ fn scores_of_slab<G: Gate, E: OperandElement>(
             right_operand: t.right,
         },
     );
+    if G::GIVEN_ROWS {
+        // Operands of the products were copied before a barrier; qg and kg are rounded once.
+        wg.scale_rows(left_rows, t.norm(wg), scale_of(wg, p));
+        wg.sync();
+    }
     if has_k(wg) {
         if p.records.factors.is_present() && (G::PER_CHANNEL || channel == 0) {
             wg.raise_to_row_maxima(t.factor, t.decay);
@@ -271,16 +304,22 @@ fn scores_of_slab<G: Gate, E: OperandElement>(
 
 /// First warpgroup: A' from its scores. Second: its scores are Aqk.
 fn solve<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>) {
-    G::finish_scores(wg, t.scores, t.decay);
+    G::finish_scores(wg, t.scores, t.decay, [t.norm(wg), t.norms[0]], scale_of(wg, p));
     wg.sync();
     if has_k(wg) {
+        if let Some(given) = &t.given {
+            wg.scale_prefix(given.prefix, t.norms[0], t.decay, t.scores.rows());
+        }
         wg.scale_rows(t.scores, t.beta, 1.0);
         wg.sync();
-        wg.invert_unit_lower(t.scores);
-        wg.sync();
+        invert::<E>(wg, t.scores);
         let mut a = Acc::load(wg, t.scores);
         a.scale_columns(wg, t.beta_floored.t());
         a.store(wg, t.a);
+        if let Some(given) = &t.given {
+            a.scale_columns(wg, given.prefix.t());
+            a.store(wg, given.a);
+        }
         wg.sync();
         wg.store(p.records.a(at.chunk, at.head), t.a);
         if p.records.factors.is_present() {
@@ -298,7 +337,51 @@ fn solve<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at:
     }
 }
 
-/// w = A' (k exp G), each warpgroup for its own columns of every slab.
+/// The inverse of I + Akk, in place, with barriers behind it. For operands of bf16 only blocks of 16 on the diagonal are inverted by
+/// substitution, and those below them by products, `[[A00, 0], [-A11 L10 A00, A11]]`, whose operands are rounded to TF32 as tensor cores
+/// would read them: in proportion to the rounding of A' that is little, but not so little that it could be left to one body.
+fn invert<E: OperandElement>(wg: &mut Warpgroup<'_>, a: Shared<f32>) {
+    let c = a.rows();
+    if !matches!(E::CODE, DtypeCode::Bf16) {
+        wg.invert_unit_lower(a);
+        wg.sync();
+        return;
+    }
+    let mut first = 0;
+    while first < c {
+        wg.invert_unit_lower(a.part(first, first, 16, 16));
+        first += 16;
+    }
+    wg.sync();
+    wg.map(a, |_, _, x| tf32(x));
+    wg.sync();
+    let mut span = 16;
+    while span < c {
+        let mut first = 0;
+        while first < c {
+            let below = a.part(first + span, first, span, span);
+            let mut product = Acc::zeros(span, span);
+            product.mma(wg, below, a.part(first, first, span, span));
+            replace(wg, below, product);
+            let mut product = Acc::zeros(span, span);
+            product.mma_sub(wg, a.part(first + span, first + span, span, span), below);
+            replace(wg, below, product);
+            first += 2 * span;
+        }
+        span *= 2;
+    }
+}
+
+/// Stores what a tile was an operand of in its place, in TF32. Barriers around it.
+fn replace(wg: &mut Warpgroup<'_>, tile: Shared<f32>, product: Acc) {
+    wg.sync();
+    product.store(wg, tile);
+    wg.sync();
+    wg.map(tile, |_, _, x| tf32(x));
+    wg.sync();
+}
+
+/// w = A' (k exp G), or (A' diag(|k|^-1 exp G)) k of rows as given, each warpgroup for its own columns of every slab.
 fn write_w<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, at: &Place, t: &Tiles<E>, slab: usize) {
     let (c, k) = (t.k.rows(), p.tables.sizes.k as usize);
     let mut channel = 0;
@@ -309,7 +392,7 @@ fn write_w<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, a
         let kt = t.k.columns(first, own);
         let decay = if G::PER_CHANNEL { t.decay.columns(first, own) } else { t.decay };
         // With one slab, k and the decays are still there.
-        if own > 0 && k > slab {
+        if own > 0 && k > slab && !G::GIVEN_ROWS {
             wg.load(kt, at.rows(p, &p.k, from, own));
             if G::PER_CHANNEL {
                 let source = G::log_decay(p, at.token, at.len, at.head, from, own);
@@ -320,11 +403,21 @@ fn write_w<G: Gate, E: OperandElement>(wg: &mut Warpgroup<'_>, p: &PrepParams, a
             wg.sync();
         }
         if own > 0 {
-            let operand = t.left.columns(0, own);
-            wg.scale_prefix(operand, kt, decay, c);
-            wg.sync();
+            let (a, operand) = if let Some(given) = &t.given {
+                let operand = t.right.columns(first, own);
+                if k > slab {
+                    wg.load(operand, at.rows(p, &p.k, from, own));
+                    wg.sync();
+                }
+                (given.a, operand)
+            } else {
+                let operand = t.left.columns(0, own);
+                wg.scale_prefix(operand, kt, decay, c);
+                wg.sync();
+                (t.a, operand)
+            };
             let mut w = Acc::zeros(c, own);
-            w.mma(wg, t.a, operand);
+            w.mma(wg, a, operand);
             w.store_global(wg, p.records.w(at.chunk, at.head).columns(from, own));
         }
         // The last slab may be narrower, and then its columns fall to other warpgroups.

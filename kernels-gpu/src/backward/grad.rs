@@ -18,7 +18,7 @@
 //! kept away from zero for its sake. dg is summed pair by pair, see [`crate::tile::Pairs`].
 //!
 //! Channels go through in slabs, twice: X needs all of them before the rest can begin. Differences of tokens within a chunk
-//! are treated as in `prep`: products that cross a boundary of 16, 32 (or the chunk's own edges) as matrix products of
+//! are treated as in `prep` for f32: products that cross a boundary of 16, 32 (or the chunk's own edges) as matrix products of
 //! rows with decays up to the boundary, the rest by running products.
 
 mod tiles;

@@ -11,7 +11,7 @@ pub fn decay_ops<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &TileCase) {
         ScaleSuffix => scale_suffix::<E>,
         TotalDecay => total_decay,
         ScalePairwise => scale_pairwise,
-        DiagonalScores => diagonal_scores,
+        DiagonalScores => diagonal_scores::<E>,
         InvertUnitLower => invert_unit_lower,
     }
 }
@@ -63,14 +63,14 @@ fn scale_pairwise(wg: &mut Warpgroup<'_>, p: &TileCase) {
     wg.store(p.own_out(wg), scores);
 }
 
-fn diagonal_scores(wg: &mut Warpgroup<'_>, p: &TileCase) {
+fn diagonal_scores<E: OperandElement>(wg: &mut Warpgroup<'_>, p: &TileCase) {
     let (r, _, k) = p.extents();
     let scores = p.loaded::<f32>(wg, &p.c, (r, r), false);
     let left = p.loaded::<f32>(wg, &p.a, (r, k), false);
     let right = p.loaded::<f32>(wg, &p.b, (r, k), false);
     let decay = p.loaded::<f32>(wg, &p.d, (r, k), false);
     wg.sync();
-    wg.diagonal_scores(scores, left, right, decay);
+    wg.diagonal_scores::<E>(scores, left, right, decay);
     wg.sync();
     wg.store(p.own_out(wg), scores);
 }

@@ -50,6 +50,28 @@ pub const MAX_WARPGROUPS: usize = 4;
 /// Bytes at the start of shared memory that the DSL keeps for itself: tickets, votes, elected results.
 pub const RESERVED_BYTES: usize = 1024;
 
+/// The row of a diagonal block of 16 at which [`splits_diagonal`] splits decays: the ninth.
+pub const DIAGONAL_SPLIT: usize = 8;
+
+/// Lowest decay of a token where decays are split inside a diagonal block: 2^-15.
+pub const DIAGONAL_FLOOR: f32 = 1.0 / 32768.0;
+
+/// Whether `Warpgroup::diagonal_scores` rounds operands to `E`. For bf16 they are the rows times their decay since the split row, and
+/// the columns times their decay until it, with the decay of a token held at [`DIAGONAL_FLOOR`] at least: what tensor cores can
+/// multiply, and so what a faster body of a kernel rounds too. A factor is 2^120 at most, so that rows of numbers
+/// below 2^7 stay finite, and what the floor changes is below 2^-15 of its product. f16 cannot hold such factors and f32 does not round: there decays are running products, with no
+/// quotient and so no overflow however strong the decay.
+#[inline(always)]
+pub const fn splits_diagonal<E: crate::element::Element>() -> bool {
+    matches!(E::CODE, crate::element::DtypeCode::Bf16)
+}
+
+/// A decay, not below [`DIAGONAL_FLOOR`]; NaN stays.
+#[inline(always)]
+pub(crate) fn floored_decay(decay: f32) -> f32 {
+    if decay < DIAGONAL_FLOOR { DIAGONAL_FLOOR } else { decay }
+}
+
 /// Elements between the rows of a shared tile: 16 bytes more than a row, against bank conflicts.
 pub const fn padded_columns(cols: usize, element: usize) -> usize {
     cols + 16 / element

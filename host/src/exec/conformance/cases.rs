@@ -59,7 +59,7 @@ pub fn of(op: TileOp) -> Vec<Case> {
 
 /// Whether the element type of a tile is a parameter of the operation; the others work on f32.
 fn has_element_type(op: TileOp) -> bool {
-    !matches!(
+    let of_f32 = matches!(
         op,
         TileOp::AccScaleColumns
             | TileOp::AccAddGlobal
@@ -69,7 +69,8 @@ fn has_element_type(op: TileOp) -> bool {
             | TileOp::ScaleRows
             | TileOp::InverseNorms
             | TileOp::Scalar
-    ) && (op as u32) < TileOp::TotalDecay as u32
+    ) || (op as u32) >= TileOp::TotalDecay as u32;
+    !of_f32 || op == TileOp::DiagonalScores
 }
 
 impl Maker {

@@ -3,8 +3,10 @@
 use kernels_gpu::conformance::{B_ABSENT, TileOp, block};
 use kernels_gpu::math::TINY;
 use kernels_gpu::params::StampKind;
+use kernels_gpu::tile::DIAGONAL_FLOOR;
 
 use super::case::{Case, rounded};
+use crate::tensor::Dtype;
 
 /// One element as it must be.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,8 +96,12 @@ fn element(case: &Case, block: usize, index: usize, i: usize, j: usize) -> Eleme
         TileOp::ScalePairwise if j <= i => Element::of(c.at(i, j) * running((j + 1..=i).map(|s| b.at(s, 0)))),
         TileOp::ScalePairwise => Element::of(0.0),
         TileOp::DiagonalScores if j <= i && i / 16 == j / 16 => {
-            // The running product begins with the element of b.
-            let product = |l| (j + 1..=i).fold(b.at(j, l), |product, s| flushed(product * d.at(s, l)));
+            // Split decays are held above a floor; without, the running product begins with the element of b.
+            let split = case.dtype == Dtype::Bf16;
+            let decay = |product: f64, decay: f64| {
+                if split { product * decay.max(DIAGONAL_FLOOR.into()) } else { flushed(product * decay) }
+            };
+            let product = |l| (j + 1..=i).fold(b.at(j, l), |product, s| decay(product, d.at(s, l)));
             Element::sum((0..*inner).map(|l| a.at(i, l) * product(l)).chain([c.at(i, j)]))
         }
         TileOp::DiagonalScores => Element::of(c.at(i, j)),

@@ -44,6 +44,11 @@ impl Rule {
                 let sum = case.a.cols as f64 / 2.0 + 4.0;
                 (sum, Some((sum + 4.0, "another order of summation, rsqrt.approx")))
             }
+            // Both factors of a term are rounded to bf16, each of them 2^16 roundings of f32.
+            TileOp::DiagonalScores if case.dtype == Dtype::Bf16 => {
+                let steps = k + 34.0 + 2.01 * f64::powi(2.0, 16);
+                (steps, Some((steps, "another order of summation, rcp.approx, other roundings of operands")))
+            }
             TileOp::DiagonalScores => (k + 18.0, Some((k + 18.0, ORDER))),
             TileOp::InvertUnitLower => (2.0 * case.rows as f64, Some((case.rows as f64 + 1.0, "fused multiply-adds"))),
             TileOp::AccAdd | TileOp::AccAddGlobal | TileOp::AccScaleColumns => (1.0, None),

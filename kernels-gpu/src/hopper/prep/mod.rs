@@ -36,7 +36,7 @@ use crate::hopper::records::announce;
 use crate::math::sigmoid;
 use crate::params::{Chunk, GateForm, PrepParams, StampKind};
 use crate::prep::{NORM_EPSILON, floored_beta};
-use crate::tile::Warpgroup;
+use crate::tile::{DIAGONAL_FLOOR, Warpgroup};
 
 /// Tiles of operands. `[64,128]`: rows of q and k beyond the middle; of odd blocks; of q, of k, and columns of k, on the
 /// diagonal. `[32,128]`: columns of k before the middle; of even blocks.
@@ -79,9 +79,6 @@ const BETA: u32 = LARGEST + 64 * 2 * 4;
 
 const _: () = assert!((BETA + 64 * 4) as usize == super::PREP_SHARED);
 const _: () = assert!(SCRATCH + 4 * 32 * SCRATCH_PITCH * 4 <= AQK && AQK + PANEL <= KB);
-
-/// Lowest decay of a token on the diagonal: 2^-15.
-const DIAGONAL_FLOOR: f32 = 1.0 / 32768.0;
 
 /// A thread's place.
 #[derive(Clone, Copy)]

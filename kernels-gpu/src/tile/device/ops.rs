@@ -6,6 +6,7 @@ use cuda_std::ptx;
 use super::{DeviceElement, Shared, THREADS, Warpgroup};
 use crate::math::{flush, rsqrt};
 use crate::params::Matrix;
+use crate::tile::{DIAGONAL_SPLIT, floored_decay, splits_diagonal};
 
 impl Warpgroup<'_> {
     /// Calls `f(row, column)` for this thread's share of `rows` x `cols` elements.
@@ -249,8 +250,15 @@ impl Warpgroup<'_> {
 
     /// scores(i, j) += sum over c of left(i, c) right(j, c) (product of decay(s, c) over s in (j + 1 ..= i)), for
     /// j <= i in the same 16 x 16 diagonal block. Two threads share a column j, each every second channel.
+    /// See [`crate::tile::splits_diagonal`] for how that depends on `E`.
     #[inline(always)]
-    pub fn diagonal_scores(&mut self, scores: Shared<f32>, left: Shared<f32>, right: Shared<f32>, decay: Shared<f32>) {
+    pub fn diagonal_scores<E: DeviceElement>(
+        &mut self,
+        scores: Shared<f32>,
+        left: Shared<f32>,
+        right: Shared<f32>,
+        decay: Shared<f32>,
+    ) {
         let (rows, cols) = left.extent();
         let (j, half) = (self.thread / 2, self.thread % 2);
         let active = j < rows;
@@ -259,6 +267,12 @@ impl Warpgroup<'_> {
         if active {
             let mut c = half;
             while c < cols {
+                if splits_diagonal::<E>() {
+                    // SAFETY: inside the tiles.
+                    unsafe { add_split::<E>(&mut sums, [left, right, decay], block, first, c) };
+                    c += 2;
+                    continue;
+                }
                 // SAFETY: inside the tiles.
                 unsafe {
                     let mut product = f32::load(right.at(j, c));
@@ -319,4 +333,54 @@ impl Warpgroup<'_> {
             i += 1;
         }
     }
+}
+
+/// Adds the products of one channel, of column `first` of the diagonal block at `block` with its rows, both rounded to `E`.
+///
+/// # Safety
+/// The channel lies inside the tiles, which are left, right and decay.
+#[inline(always)]
+unsafe fn add_split<E: DeviceElement>(
+    sums: &mut [f32; 16],
+    [left, right, decay]: [Shared<f32>; 3],
+    block: u32,
+    first: u32,
+    c: u32,
+) {
+    const SPLIT: usize = DIAGONAL_SPLIT;
+    // SAFETY: by contract.
+    let factor = |i: u32| floored_decay(unsafe { f32::load(decay.at(block + i, c)) });
+    // Decays since the split row, of rows before it their inverses. Indices are constants, so that the arrays lie in registers.
+    let (mut since, mut until, mut product) = ([1.0f32; 16], 1.0, 1.0);
+    macro_rules! before {
+        ($($i:literal)*) => {
+            $(const { assert!($i < SPLIT) };
+            product *= factor($i + 1);
+            since[$i] = ptx::rcp_approx_ftz_f32(product);
+            if $i == first { until = product; })*
+        };
+    }
+    before!(7 6 5 4 3 2 1 0);
+    product = 1.0;
+    macro_rules! after {
+        ($($i:literal)*) => {
+            $(const { assert!($i > SPLIT) };
+            product *= factor($i);
+            since[$i] = product;
+            if $i == first { until = ptx::rcp_approx_ftz_f32(product); })*
+        };
+    }
+    after!(9 10 11 12 13 14 15);
+    // SAFETY: by contract.
+    let column = E::round(unsafe { f32::load(right.at(block + first, c)) } * until);
+    macro_rules! rows {
+        ($($i:literal)*) => {
+            $(if $i >= first {
+                // SAFETY: by contract.
+                let row = E::round(unsafe { f32::load(left.at(block + $i, c)) } * since[$i]);
+                sums[$i] = ptx::fma_rn_f32(row, column, sums[$i]);
+            })*
+        };
+    }
+    rows!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
 }

@@ -6,6 +6,10 @@ use super::{FaultKind, Shared, Warpgroup};
 use crate::element::Element;
 use crate::math::{flush, rsqrt};
 use crate::params::Matrix;
+use crate::tile::{DIAGONAL_SPLIT, floored_decay, splits_diagonal};
+
+/// Sums that a product of rows is made of, so that it vectorises.
+const LANES: usize = 16;
 
 /// Calls `f` with the offsets of the elements of a row in two places that have these strides. Rows without gaps have a
 /// loop of their own, which vectorises.
@@ -306,10 +310,14 @@ impl Warpgroup<'_> {
     }
 
     /// scores(i, j) += sum over c of left(i, c) right(j, c) (product of decay(s, c) over s in (j + 1 ..= i)), for
-    /// j <= i in the same 16 x 16 diagonal block. Running products: no quotient of decays and so no overflow,
-    /// however strong the decay.
-    pub fn diagonal_scores(&mut self, scores: Shared<f32>, left: Shared<f32>, right: Shared<f32>, decay: Shared<f32>) {
-        const LANES: usize = 16;
+    /// j <= i in the same 16 x 16 diagonal block. See [`crate::tile::splits_diagonal`] for how that depends on `E`.
+    pub fn diagonal_scores<E: Element>(
+        &mut self,
+        scores: Shared<f32>,
+        left: Shared<f32>,
+        right: Shared<f32>,
+        decay: Shared<f32>,
+    ) {
         Self::same_shape("diagonal_scores", [left.rows, left.cols], [right.rows, right.cols]);
         Self::same_shape("diagonal_scores", [left.rows, left.cols], [decay.rows, decay.cols]);
         for tile in [left, right, decay] {
@@ -323,6 +331,9 @@ impl Warpgroup<'_> {
             // read here, and the scores, which are written, are another tile.
             unsafe { core::slice::from_raw_parts(wg.at(tile, r, 0).cast_const(), tile.cols) }
         };
+        if splits_diagonal::<E>() {
+            return self.split_diagonal_scores::<E>(scores, left, right, decay);
+        }
         for block in (0..left.rows).step_by(16) {
             for j in block..block + 16 {
                 self.log_update(&scores.part(j, j, block + 16 - j, 1));
@@ -349,6 +360,59 @@ impl Warpgroup<'_> {
                         }
                     }
                     let p = self.at(&scores, i, j);
+                    // SAFETY: see `at`.
+                    unsafe { p.write(p.read() + lanes.iter().sum::<f32>()) };
+                }
+            }
+        }
+    }
+
+    /// [`Warpgroup::diagonal_scores`] of operands rounded to `E`.
+    fn split_diagonal_scores<E: Element>(
+        &mut self,
+        scores: Shared<f32>,
+        left: Shared<f32>,
+        right: Shared<f32>,
+        decay: Shared<f32>,
+    ) {
+        let cols = left.cols;
+        let (mut rows, mut columns) = ([[0.0f32; 256]; 16], [[0.0f32; 256]; 16]);
+        for block in (0..left.rows).step_by(16) {
+            let mut operands = |r: usize, product: &[f32], before: bool| {
+                for (c, &product) in product.iter().enumerate() {
+                    let (since, until) = if before { (1.0 / product, product) } else { (product, 1.0 / product) };
+                    // SAFETY: see `at`.
+                    unsafe {
+                        rows[r][c] = E::round(self.at(&left, block + r, c).read() * since);
+                        columns[r][c] = E::round(self.at(&right, block + r, c).read() * until);
+                    }
+                }
+            };
+            // SAFETY: see `at`.
+            let factor = |r: usize, c: usize| floored_decay(unsafe { self.at(&decay, block + r, c).read() });
+            let mut product = [1.0f32; 256];
+            for r in (0..DIAGONAL_SPLIT).rev() {
+                product[..cols].iter_mut().enumerate().for_each(|(c, p)| *p *= factor(r + 1, c));
+                operands(r, &product[..cols], true);
+            }
+            product[..cols].fill(1.0);
+            for r in DIAGONAL_SPLIT..16 {
+                if r > DIAGONAL_SPLIT {
+                    product[..cols].iter_mut().enumerate().for_each(|(c, p)| *p *= factor(r, c));
+                }
+                operands(r, &product[..cols], false);
+            }
+            for (j, column) in columns.iter().enumerate() {
+                self.log_update(&scores.part(block + j, block + j, 16 - j, 1));
+                for (i, row) in rows.iter().enumerate().skip(j) {
+                    let mut lanes = [0.0f32; LANES];
+                    let pairs = row[..cols].chunks_exact(LANES).zip(column[..cols].chunks_exact(LANES));
+                    for (x, y) in pairs {
+                        for c in 0..LANES {
+                            lanes[c] += x[c] * y[c];
+                        }
+                    }
+                    let p = self.at(&scores, block + i, block + j);
                     // SAFETY: see `at`.
                     unsafe { p.write(p.read() + lanes.iter().sum::<f32>()) };
                 }
