@@ -15,9 +15,11 @@ import argparse
 import os
 import random
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from measure import Marks, Memory, Report, RuleClock, write
 from model import HybridLM, ModelConfig
 
 BYTES = 256
@@ -51,6 +53,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mixers", nargs="+", choices=("kda", "gdn"), default=["kda", "gdn"], help="kinds of layers, in turn")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--warmup", type=int, default=5, help="first steps, whose times do not count")
+    parser.add_argument("--json", type=Path, help="where to write times, memory and losses; see compare.py")
     return parser.parse_args()
 
 
@@ -79,6 +83,7 @@ def main() -> None:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         group = dist.group.WORLD
+    memory = Memory(device)
     cp = make_context(options, group)
 
     config = ModelConfig(BYTES, options.hidden, options.heads, options.head_dim, options.layers, tuple(options.mixers))
@@ -91,7 +96,10 @@ def main() -> None:
     bounds = [r * (options.tokens // ranks) + min(r, options.tokens % ranks) for r in range(ranks + 1)]
     mine = slice(bounds[rank], bounds[rank + 1])
     starts = random.Random(options.seed)
-    losses, seconds = [], []
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    settings = ("backend", "device", "dtype", "tokens", "hidden", "heads", "head_dim", "layers", "mixers", "seed")
+    about = {"ranks": ranks, "parameters": parameters, **{name: getattr(options, name) for name in settings}}
+    clock, report = RuleClock(model, Marks(device)), Report(about, options.warmup)
     for _ in range(options.steps):
         begin = starts.randrange(len(text) - options.tokens)
         # The target of a rank's last token is the first one of the next rank, so both are cut from the whole.
@@ -113,13 +121,22 @@ def main() -> None:
             dist.all_reduce(total, group=group)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        losses.append(float(total))
-        seconds.append(time.perf_counter() - started)
+        # Reading the loss waits for the device.
+        report.add(float(total), time.perf_counter() - started, clock.take())
 
+    peak = torch.tensor(memory.peak(), device=device)
+    if group is not None:
+        dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
     if rank == 0:
-        step = sorted(seconds)[len(seconds) // 2]
-        print(f"{options.backend}, {ranks} ranks, {options.tokens} tokens on {device.type}: median step {1e3 * step:.1f} ms")
-        print("losses " + " ".join(f"{loss:.4f}" for loss in losses))
+        found = report.summary(int(peak))
+        print(
+            f"{options.backend}, {ranks} ranks, {options.tokens} tokens on {device.type}: median step {found['step_ms']:.1f} ms "
+            f"({found['tokens_per_s']:.0f} tokens/s), of which delta rules {found['rules_forward_ms']:.1f} ms forward and "
+            f"{found['rules_backward_ms']:.1f} ms backward"
+        )
+        print("losses " + " ".join(f"{loss:.4f}" for loss in found["losses"]))
+        if options.json:
+            write(options.json, found)
     if group is not None:
         dist.barrier()
         dist.destroy_process_group()
