@@ -11,7 +11,7 @@ use super::feed::{Item, feed};
 use super::pipeline::*;
 use super::results::{put_image, put_panel};
 use super::states::scale_columns;
-use super::walk::{Backwards, FIRST_BYTES, Walk};
+use super::walk::{Backwards, FIRST_BYTES, WARPGROUPS, Walk};
 use crate::backward::scan::{Place as ItemPlace, first_gradient, hand_over, send_transition};
 use crate::backward::states::Columns;
 use crate::comm::{Port, STEP_SCAN_BACK};
@@ -77,22 +77,21 @@ pub fn scan_back(wg: &mut Warpgroup<'_>, p: &ScanBackParams) {
             wg.load_fragment(&mut d, state);
             // SAFETY: orders this thread's accesses. The gradient's tile: read by ordinary loads, written next by bulk copies.
             unsafe { ptx::fence_proxy_async_shared() };
-            wg.sync_block();
+            wg.give(WARPGROUPS);
             if stores {
                 walk::<true>(&pipeline, &mut d, number, result, chunks);
             } else {
                 walk::<false>(&pipeline, &mut d, number, result, chunks);
             }
-            wg.sync_block();
+            // All copies to where it lies have come, since their chunks were walked.
             wg.store_fragment(state, &d);
         } else {
             let results = [&p.d_states, &p.d_v_new];
             let item = Item::new(wg, &p.tables, &p.records, &p.d_o, results, &segment, [item.head, block], stores);
-            wg.sync_block();
+            wg.sync_given(WARPGROUPS);
             let heads = [at.item.head, p.tables.sizes.hv];
             let awaited = Records::new(wg, &p.channel, &p.trace, STEP_SCAN_BACK, &p.beside, heads);
             feed(&pipeline, &item, Some(awaited), number, result);
-            wg.sync_block();
         }
         number += segment.chunks;
         result += if stores { segment.chunks } else { 0 };

@@ -11,7 +11,7 @@ use cuda_std::{ptx, thread, warp};
 use super::feed::{Item, feed};
 use super::pipeline::*;
 use super::results::{put_image, put_panel};
-use super::walk::{FIRST_BYTES, Forwards, Walk};
+use super::walk::{FIRST_BYTES, Forwards, WARPGROUPS, Walk};
 use crate::backward::states::{Columns, initial_state};
 use crate::hopper::scan::{COLUMNS, release};
 use crate::hopper::{CHANNELS, IMAGE, PANEL, by_columns, by_rows, column_step, repeat, row_step, step, wait};
@@ -50,16 +50,14 @@ pub fn scan_states(wg: &mut Warpgroup<'_>, p: &StatesParams) {
             wg.load_fragment(&mut s, state);
             // SAFETY: orders this thread's accesses. The state's tile: read by ordinary loads, written next by bulk copies.
             unsafe { ptx::fence_proxy_async_shared() };
-            wg.sync_block();
+            wg.give(WARPGROUPS);
             walk(&pipeline, &mut s, number, chunks);
-            wg.sync_block();
         } else {
             let results = [&p.states, &p.v_new];
             let place = [item.head, item.first_block];
             let item = Item::new(wg, &p.tables, &p.records, &p.v, results, &segment, place, true);
-            wg.sync_block();
+            wg.sync_given(WARPGROUPS);
             feed(&pipeline, &item, None, number, number);
-            wg.sync_block();
         }
         number += segment.chunks;
         let end = wg.clock();

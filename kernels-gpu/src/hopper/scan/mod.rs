@@ -36,6 +36,9 @@ use crate::params::{Cut, ScanItem, ScanParams, Segment, StampKind};
 use crate::scan::{Columns, hand_over, initial_state, known};
 use crate::tile::{RESERVED_BYTES, Shared, Warpgroup, tile_bytes};
 
+/// Number of the barrier of two walking warpgroups: behind those of the tile operations.
+const WALKERS: u32 = 6;
+
 /// Chunks of M that are walked before its norm is measured again.
 const RUN: u32 = 32;
 
@@ -168,9 +171,8 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
                     if N > 1 {
                         ptx::setmaxnreg_dec::<72>();
                     }
-                    wg.sync_roles(N + 1);
+                    wg.sync_given(N + 1);
                     feed(wg, p, &pipeline, &item, &segment, span);
-                    wg.sync_roles(N + 1);
                     if N > 1 {
                         ptx::setmaxnreg_inc::<168>();
                     }
@@ -182,14 +184,18 @@ pub fn scan_push<const N: usize>(wg: &mut Warpgroup<'_>, p: &ScanParams) {
                     wg.load_fragment(&mut s, state);
                     // The state's tile lies where the stages are: read by ordinary loads, written next by bulk copies.
                     ptx::fence_proxy_async_shared();
-                    wg.sync_roles(N + 1);
+                    wg.give(N + 1);
                     let columns = Columns::of_block(p, item.first_block + wg.index() as u32);
                     if N > 1 && warp::all(span.first < span.corrected) {
                         walk::<N, true>(wg, p, &pipeline, &item, &segment, columns, &mut s, span);
                     } else {
                         walk::<N, false>(wg, p, &pipeline, &item, &segment, columns, &mut s, span);
                     }
-                    wg.sync_roles(N + 1);
+                    if N > 1 {
+                        // Its tile lies where the other one may still read its last chunk.
+                        warp::sync();
+                        ptx::bar_sync_id::<WALKERS, { 2 * THREADS }>();
+                    }
                     wg.store_fragment(state, &s);
                     if N > 1 {
                         ptx::setmaxnreg_dec::<168>();

@@ -30,7 +30,7 @@ pub use shared::{DeviceElement, Shared};
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_std::{ptx, thread};
+use cuda_std::{ptx, thread, warp};
 
 use super::{RESERVED_BYTES, padded_columns, tile_bytes};
 use crate::element::Element;
@@ -38,8 +38,8 @@ use crate::params::{Array, Channel, Stamp, StampKind, TraceBuffer};
 
 /// Threads of a warpgroup.
 const THREADS: u32 = 128;
-/// Number of the barrier of [`Warpgroup::sync_roles`]: 0 is the block's, those after it are warpgroups'.
-const ROLES: u32 = 5;
+/// Number of the barrier of [`Warpgroup::give`]: 0 is the block's, those after it are warpgroups'.
+const GIVEN: u32 = 5;
 /// Shared bytes, at the start of the reserved area, in which one thread's result is given to its warpgroup.
 const ELECT_BYTES: u32 = 64;
 /// Where the block's ticket and vote lie in the reserved area: behind the warpgroups' elect slots.
@@ -178,20 +178,35 @@ impl Warpgroup<'_> {
         thread::sync_threads();
     }
 
-    /// Barrier of the block where its `warpgroups` have work of different kinds, and come from different places: one with a number of
-    /// its own, since compute-sanitizer's synccheck takes the block's ordinary one for one to which all come from the same place.
+    /// Says that this warpgroup has read what another one, that calls [`Warpgroup::sync_given`], overwrites next, and goes on. All
+    /// `warpgroups` of the block come to one of the two.
+    ///
+    /// Not a barrier of the block that all wait for: nobody needs that, and compute-sanitizer's synccheck takes one for an error where
+    /// warpgroups come to it from different places.
     #[inline(always)]
-    pub fn sync_roles(&mut self, warpgroups: usize) {
-        #[cfg(feature = "racecheck")]
-        self.level_barriers();
-        const { assert!(super::MAX_WARPGROUPS == 4 && ROLES > 4) };
-        // SAFETY: all warpgroups of the block come; whole warps do.
+    pub fn give(&mut self, warpgroups: usize) {
+        const { assert!(super::MAX_WARPGROUPS == 4 && GIVEN > 4) };
+        // SAFETY: all warpgroups of the block come; whole warps do, whose lanes meet first: the barrier counts warps.
         unsafe {
+            warp::sync();
             match warpgroups {
-                1 => ptx::bar_sync_id::<ROLES, 128>(),
-                2 => ptx::bar_sync_id::<ROLES, 256>(),
-                3 => ptx::bar_sync_id::<ROLES, 384>(),
-                _ => ptx::bar_sync_id::<ROLES, 512>(),
+                2 => ptx::bar_arrive_id::<GIVEN, 256>(),
+                3 => ptx::bar_arrive_id::<GIVEN, 384>(),
+                _ => ptx::bar_arrive_id::<GIVEN, 512>(),
+            }
+        }
+    }
+
+    /// Waits until all other warpgroups have come to [`Warpgroup::give`].
+    #[inline(always)]
+    pub fn sync_given(&mut self, warpgroups: usize) {
+        // SAFETY: as of `give`.
+        unsafe {
+            warp::sync();
+            match warpgroups {
+                2 => ptx::bar_sync_id::<GIVEN, 256>(),
+                3 => ptx::bar_sync_id::<GIVEN, 384>(),
+                _ => ptx::bar_sync_id::<GIVEN, 512>(),
             }
         }
     }

@@ -11,8 +11,9 @@ pub(crate) struct Barrier {
     threads: u32,
     arrived: u32,
     waiting: Vec<usize>,
-    /// Who reached it first, of each warp, and at which instruction.
-    sites: Vec<Option<(usize, Site)>>,
+    /// Who reached it first, of each warp, at which instruction, and how often it had waited alone until then. (If it only arrived, it
+    /// may have gone on and waited since.)
+    sites: Vec<Option<(usize, Site, u32)>>,
     all: bool,
     any: bool,
     past: Past,
@@ -64,13 +65,13 @@ impl Block {
             return Err(FaultKind::BarrierThreads { id, found: expected, expected: barrier.threads, other });
         }
         match barrier.sites[warp] {
-            None => barrier.sites[warp] = Some((current, site)),
-            Some((other, there)) if there != site => {
+            None => barrier.sites[warp] = Some((current, site, self.threads[current].waits)),
+            Some((other, there, _)) if there != site => {
                 return Err(FaultKind::Divergent { other: other as u32, there: there.to_string() });
             }
             // The barrier counts warps. Lanes that come one after the other because one of them waited for something else are
             // counted as often as they come.
-            Some((other, _)) if self.threads[other].waits != self.threads[current].waits => {
+            Some((other, _, waits)) if waits != self.threads[current].waits => {
                 return Err(FaultKind::WarpApart { other: other as u32 });
             }
             Some(_) => {}
