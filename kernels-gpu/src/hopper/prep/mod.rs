@@ -96,6 +96,22 @@ struct Place {
     base: u32,
 }
 
+/// Passes `N` barriers of the second warpgroup: as many as the first has passed more since the last one of the block. Otherwise
+/// compute-sanitizer's racecheck reports what the block's next barrier orders.
+///
+/// # Safety
+/// By the second warpgroup.
+#[cfg(feature = "racecheck")]
+#[inline(always)]
+unsafe fn level<const N: u32>() {
+    let mut i = 0;
+    while i < N {
+        // SAFETY: by contract.
+        unsafe { cuda_std::ptx::bar_sync_id::<2, 128>() };
+        i += 1;
+    }
+}
+
 /// The grid: one block per chunk and value head, chunk by chunk.
 #[inline(always)]
 pub fn prep(wg: &mut Warpgroup<'_>, p: &PrepParams) {
@@ -122,6 +138,10 @@ pub fn prep(wg: &mut Warpgroup<'_>, p: &PrepParams) {
             factors(p, &at);
         }
         warp::sync();
+        #[cfg(feature = "racecheck")]
+        if thread >= 128 {
+            level::<2>();
+        }
         thread::sync_threads();
         finish(p, &at);
         announce(p, block, thread);

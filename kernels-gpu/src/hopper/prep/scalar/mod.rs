@@ -131,6 +131,8 @@ pub fn prep(wg: &mut Warpgroup<'_>, p: &PrepParams) {
             invert(base + SOLVER, thread);
         } else {
             store_q(p, &at, &x);
+            #[cfg(feature = "racecheck")]
+            super::level::<1>();
         }
         warp::sync();
         thread::sync_threads();
