@@ -195,6 +195,26 @@ fn a_warp_that_comes_apart_before_a_barrier_of_the_block() {
     common::results(64, kernel(true));
 }
 
+/// What lanes do after they have arrived together does not bring them apart before that.
+#[test]
+fn lanes_that_only_arrive_go_on_by_themselves() {
+    // SAFETY: every lane arrives with its warp; the wait ends at once.
+    common::results(64, |t| unsafe {
+        if t == 0 {
+            ptx::mbarrier_init(at(0), 1);
+            ptx::mbarrier_arrive(at(0));
+        }
+        thread::sync_threads();
+        if t < 32 {
+            warp::sync();
+            ptx::bar_arrive_id::<5, 64>();
+            while !ptx::mbarrier_try_wait_parity(at(0), 0) {}
+        } else {
+            ptx::bar_sync_id::<5, 64>();
+        }
+    });
+}
+
 /// `d = a b` of the images at 0 and `PANEL`, under way.
 ///
 /// # Safety
