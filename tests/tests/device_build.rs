@@ -257,8 +257,9 @@ fn the_kernels_keep_no_arrays_in_local_memory_and_products_stay_asynchronous() {
         if ALL_BARRIERS.contains(&name.as_str()) {
             continue;
         }
-        // That of the block and those of up to four warpgroups, by numbers that the assembler sees.
-        assert!(kernel.barriers <= 5, "{name}: {} barriers", kernel.barriers);
+        // That of the block, those of up to four warpgroups, and in walks the one by which stages are handed to the feeding
+        // warpgroup and that of two walking ones, by numbers that the assembler sees.
+        assert!(kernel.barriers <= 7, "{name}: {} barriers", kernel.barriers);
         // Those of a warp take a mask.
         let of_threads = |line: &&String| line.trim_start().starts_with("bar.") && !line.contains("bar.warp.");
         for barrier in module.functions[name].body.iter().filter(of_threads) {
