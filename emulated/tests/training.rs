@@ -44,7 +44,8 @@ fn train_beside(
         let share = Share::new(&plan, pe.rank(), &whole);
         let (inputs, upstream) = (share.inputs(&whole), UpstreamShare::new(&plan, pe.rank(), &upstream.view()));
         let exec = Emulated::new(1, schedule, true).map_err(|error| OpError::from(ExecError::from(error)))?;
-        let exec = if percent > 0 { exec.with_percent_beside(percent) } else { exec };
+        // With room for all blocks of the walk.
+        let exec = if percent > 0 { exec.with_percent_beside(percent).with_multiprocessors(132) } else { exec };
         let launched = exec.launches();
         let mut op = ContextParallel::on(pe, config.clone(), exec)?;
         let backward = one_backward(&mut op, &plan, &inputs, &upstream.view())?;

@@ -47,8 +47,10 @@ fn share(overlap: Overlap, op: Op, [chunks, hv, blocks, multiprocessors]: [usize
     let taken = blocks as f64 / multiprocessors.max(1) as f64;
     let part = match overlap {
         Overlap::Never => return 0,
+        // Whatever is asked for: what the walk waits for needs multiprocessors.
+        _ if taken > MOST_TAKEN => return 0,
         Overlap::Percent(percent) => f64::from(percent) / 100.0,
-        Overlap::Auto if chunks < fewest(op) || taken > MOST_TAKEN => return 0,
+        Overlap::Auto if chunks < fewest(op) => return 0,
         Overlap::Auto if taken > MANY_TAKEN && chunks > MOST_CHUNKS => return 0,
         Overlap::Auto => (WALK_US * free as f64 / (hv as f64 * prep_us(op))).min(MOST),
     };
@@ -131,10 +133,17 @@ mod tests {
 
     #[test]
     fn the_first_chunk_is_always_prepared_before() {
-        let asked = |overlap, chunks| share(overlap, Op::Kda, [chunks, 4, 8, 1]);
+        let asked = |overlap, chunks| share(overlap, Op::Kda, [chunks, 4, 8, 132]);
         assert_eq!(asked(Overlap::Percent(50), 5), 2);
         assert_eq!(asked(Overlap::Percent(100), 5), 4);
         assert_eq!((asked(Overlap::Percent(100), 1), asked(Overlap::Percent(100), 0)), (0, 0));
         assert_eq!(asked(Overlap::Never, 100), 0);
+    }
+
+    #[test]
+    fn a_walk_that_takes_too_many_multiprocessors_waits_for_nothing() {
+        for overlap in [Overlap::Auto, Overlap::Percent(50)] {
+            assert_eq!(share(overlap, Op::Kda, [128, 64, 128, 132]), 0);
+        }
     }
 }
