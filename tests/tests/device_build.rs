@@ -222,6 +222,14 @@ const SPILLS: [(&str, u64); 5] = [
 /// number is in a register.
 const ALL_BARRIERS: [&str; 2] = ["grad_kda_bf16_hopper", "grad_gdn_bf16_hopper"];
 
+/// Walks have one more, by which stages are handed to the feeding warpgroup, and one for two walking warpgroups.
+const MORE_BARRIERS: [(&str, u32); 4] = [
+    ("scan_push_bf16_hopper_1", 1),
+    ("scan_push_bf16_hopper_2", 2),
+    ("scan_states_bf16_hopper", 1),
+    ("scan_back_bf16_hopper", 1),
+];
+
 #[test]
 fn the_kernels_keep_no_arrays_in_local_memory_and_products_stay_asynchronous() {
     if probe("unused").is_none() {
@@ -257,9 +265,9 @@ fn the_kernels_keep_no_arrays_in_local_memory_and_products_stay_asynchronous() {
         if ALL_BARRIERS.contains(&name.as_str()) {
             continue;
         }
-        // That of the block, those of up to four warpgroups, and in walks the one by which stages are handed to the feeding
-        // warpgroup and that of two walking ones, by numbers that the assembler sees.
-        assert!(kernel.barriers <= 7, "{name}: {} barriers", kernel.barriers);
+        // That of the block and those of up to four warpgroups, by numbers that the assembler sees.
+        let more = MORE_BARRIERS.iter().find(|(kernel, _)| name == kernel).map_or(0, |&(_, more)| more);
+        assert!(kernel.barriers <= 5 + more, "{name}: {} barriers", kernel.barriers);
         // Those of a warp take a mask.
         let of_threads = |line: &&String| line.trim_start().starts_with("bar.") && !line.contains("bar.warp.");
         for barrier in module.functions[name].body.iter().filter(of_threads) {
