@@ -18,8 +18,8 @@ use crate::tile::{OperandElement, Shared, Warpgroup};
 #[cfg(any(not(target_arch = "nvptx64"), feature = "nvshmem"))]
 mod puts;
 
-/// How long a wait lasts before, and between, looks at whether it is useless, in nanoseconds. The look reads memory of the host, which
-/// was seen to take 100 us, and no wait that ends well may be that much longer for it.
+/// How long a wait lasts before, and between, looks at whether it is useless, in nanoseconds. The look reads memory of the
+/// host, and no wait that ends well may be longer for it: walks that looked after 5 us took some 100 us more where they waited.
 const LOOK_NS: u64 = 2_000_000;
 
 /// Words of [`crate::params::StepStats`].
