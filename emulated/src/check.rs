@@ -2,12 +2,12 @@
 
 use cuda_std::emulated::Schedule;
 use deltalink::compare::{Checked, Error, Regime, gradients, mismatch, tolerance};
-use deltalink::exec::ExecError;
 use deltalink::exec::cpu::Cpu;
+use deltalink::exec::{ExecError, Executor};
 use deltalink::generate::Spec;
 use deltalink::inputs::{Inputs, StateLayout};
 use deltalink::op::whole::{Share, UpstreamShare, Whole, join, join_backward, one_backward};
-use deltalink::op::{Config, ContextParallel, CutReport, OpError};
+use deltalink::op::{Config, ContextParallel, CutReport, Forward, OpError};
 use deltalink::plan::{Cuts, Plan};
 use deltalink::reference::{self, Outputs, Problem, recurrent};
 use deltalink::tensor::Tensor;
@@ -74,10 +74,7 @@ pub fn forward(spec: &Spec, run: &Run) -> Result<Compared, String> {
     let case = spec.generate();
     let (whole, cu_seqlens) = (case.inputs(), case.cu_seqlens());
     let plan = plan(&whole, cu_seqlens, run)?;
-    let (parts, launched) = on_all_pes(&plan, run, |pe, op| {
-        let share = Share::new(&plan, pe.rank(), &whole);
-        op.forward(&plan, &share.inputs(&whole))
-    })?;
+    let (parts, launched) = on_all_pes(&plan, run, |pe, op| forward_part(&plan, &whole, pe, op))?;
     let (cuts, counts) = parts.iter().map(|part| (part.report.cut, part.report.parts)).unzip();
     let problem = Problem::new(&whole, cu_seqlens).map_err(|error| error.to_string())?;
     let results = against(&join(&plan, &whole, parts), &recurrent(&problem), spec, run);
@@ -115,6 +112,17 @@ fn plan(whole: &Inputs<'_>, cu_seqlens: Option<&[usize]>, run: &Run) -> Result<P
         None => Plan::batch(whole.q.shape()[0], whole.q.shape()[1], &run.cuts),
     };
     plan.map_err(|error| error.to_string())
+}
+
+/// A PE's part of a forward step.
+fn forward_part<X: Executor>(
+    plan: &Plan,
+    whole: &Inputs<'_>,
+    pe: &Pe,
+    op: &mut ContextParallel<'_, X>,
+) -> Result<Forward, OpError> {
+    let share = Share::new(plan, pe.rank(), whole);
+    op.forward(plan, &share.inputs(whole))
 }
 
 /// What each PE's `body` returns, by rank, and what was launched on the last one.
@@ -158,15 +166,10 @@ pub fn beside_the_cpu(spec: &Spec, run: &Run) -> Result<Compared, String> {
     let case = spec.generate();
     let (whole, cu_seqlens) = (case.inputs(), case.cu_seqlens());
     let plan = plan(&whole, cu_seqlens, run)?;
-    let (parts, launched) = on_all_pes(&plan, run, |pe, op| {
-        let share = Share::new(&plan, pe.rank(), &whole);
-        op.forward(&plan, &share.inputs(&whole))
-    })?;
+    let (parts, launched) = on_all_pes(&plan, run, |pe, op| forward_part(&plan, &whole, pe, op))?;
     let on_cpu = run_threads(plan.pes(), &WorldOptions::default(), |pe| {
         let cpu = Cpu::new(1).map_err(ExecError::from)?;
-        let mut op = ContextParallel::on(pe, run.config.clone(), cpu)?;
-        let share = Share::new(&plan, pe.rank(), &whole);
-        op.forward(&plan, &share.inputs(&whole))
+        forward_part(&plan, &whole, pe, &mut ContextParallel::on(pe, run.config.clone(), cpu)?)
     });
     let on_cpu = on_cpu.map_err(|error: RunError<OpError>| error.to_string())?;
     let (cuts, counts) = parts.iter().map(|part| (part.report.cut, part.report.parts)).unzip();

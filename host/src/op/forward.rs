@@ -94,9 +94,8 @@ impl Step<'_> {
 
         let (v_first, m_dtype) = (self.v_first(), code(self.m_dtype()) as u32);
         let prep_params = self.prep_params(exec, device_tables, memory.records, trace)?;
-        let on_host = self.waits_on_host(exec);
         // Columns of M begin with what is known of all chunks.
-        let beside = if on_host || walkers > 1 { None } else { self.beside(exec, (body, tables.chunks), false)? };
+        let beside = if walkers > 1 { None } else { self.beside(exec, (body, tables.chunks), false)? };
         let Memory { records, o: o_param, finals: finals_param, o_local, q_tilde, own, state_in, transitions } = memory;
         let scan_params = ScanParams {
             tables: device_tables,
@@ -150,6 +149,7 @@ impl Step<'_> {
         let peer_failed = || self.pe.failed_peer().is_some();
         let mut common = Common::new(self.inputs, checked.then_some(&checker), &peer_failed);
 
+        let on_host = self.waits_on_host(exec);
         if on_host || self.aligned {
             // Allocating may wait for what runs on the device of another PE.
             self.pe.barrier("memory for the step")?;

@@ -1,6 +1,6 @@
 //! Launches, and the checks before them.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 
 use bytemuck::NoUninit;
 
@@ -109,12 +109,9 @@ impl Function {
     /// The kernel takes a `P`, and everything that it reaches through `params` stays allocated, and is used by nobody else
     /// in a way that the kernel does not expect, until the stream has done it.
     pub unsafe fn launch<P: NoUninit>(&self, stream: &Stream, shape: Shape, params: &P) -> Result<(), CudaError> {
-        self.check(shape, size_of::<P>())?;
-        let mut list = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
         let Shape { blocks, threads, shared_bytes } = shape;
-        // SAFETY: a function of a loaded module; the driver copies the parameter, which it does not write, before it
-        // returns; the rest is the caller's promise.
-        let status = unsafe {
+        // SAFETY: a function of a loaded module and its parameters; the rest is the caller's promise.
+        self.enqueue(stream, shape, params, |params| unsafe {
             driver::cuLaunchKernel(
                 self.raw,
                 blocks,
@@ -125,15 +122,10 @@ impl Function {
                 1,
                 shared_bytes,
                 stream.raw(),
-                list.as_mut_ptr(),
+                params,
                 std::ptr::null_mut(),
             )
-        };
-        if status != 0 {
-            return Err(CudaError::Kernel { kernel: self.name().into(), failure: failure(status) });
-        }
-        stream.note(&self.name);
-        Ok(())
+        })
     }
 
     /// As [`launch`](Self::launch), but it may start as soon as all blocks of the launch before have said that it may
@@ -150,9 +142,6 @@ impl Function {
         shape: Shape,
         params: &P,
     ) -> Result<(), CudaError> {
-        self.check(shape, size_of::<P>())?;
-        let mut list = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
-        let Shape { blocks, threads, shared_bytes } = shape;
         let mut attribute = driver::CUlaunchAttribute {
             id: driver::PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -160,15 +149,30 @@ impl Function {
             value: [1, 0, 0, 0, 0, 0, 0, 0],
         };
         let config = driver::CUlaunchConfig {
-            grid: [blocks, 1, 1],
-            block: [threads, 1, 1],
-            shared_bytes,
+            grid: [shape.blocks, 1, 1],
+            block: [shape.threads, 1, 1],
+            shared_bytes: shape.shared_bytes,
             stream: stream.raw(),
             attributes: &mut attribute,
             attribute_count: 1,
         };
         // SAFETY: as of `launch`; configuration and attribute live until the driver returns.
-        let status = unsafe { driver::cuLaunchKernelEx(&config, self.raw, list.as_mut_ptr(), std::ptr::null_mut()) };
+        self.enqueue(stream, shape, params, |params| unsafe {
+            driver::cuLaunchKernelEx(&config, self.raw, params, std::ptr::null_mut())
+        })
+    }
+
+    /// Checks a launch and makes it: `call` gets the list of its one parameter, which the driver copies and does not write.
+    fn enqueue<P: NoUninit>(
+        &self,
+        stream: &Stream,
+        shape: Shape,
+        params: &P,
+        call: impl FnOnce(*mut *mut c_void) -> c_int,
+    ) -> Result<(), CudaError> {
+        self.check(shape, size_of::<P>())?;
+        let mut list = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        let status = call(list.as_mut_ptr());
         if status != 0 {
             return Err(CudaError::Kernel { kernel: self.name().into(), failure: failure(status) });
         }
